@@ -1,0 +1,33 @@
+# `make quickstart` and `make test` do all the set-up themselves.
+PY := .venv/bin/python
+
+.PHONY: setup quickstart test test-fast lint format lock clean
+
+setup: ## make .venv from the lock file (returns at once when nothing changed)
+	@scripts/setup.sh
+
+quickstart: setup ## a small model learns to use a calculator, over REST, on this machine
+	@$(PY) quickstart/run.py $(ARGS)
+
+test: setup ## every test, the slow ones too
+	$(PY) -m pytest $(ARGS)
+
+test-fast: setup ## the tests that take less than ten seconds each
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+lint: setup ## ruff and mypy --strict
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: setup ## let ruff rewrite what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+lock: setup ## resolve the dependencies anew into requirements.lock
+	@PATH="$$PWD/.uv/bin:$$PATH" uv pip compile pyproject.toml --extra dev --python-version 3.12 \
+	    --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" --quiet -o requirements.lock
+
+clean: ## remove what the targets above made
+	rm -rf .venv .uv build dist *.egg-info quickstart/out quickstart/result.json

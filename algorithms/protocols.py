@@ -1,0 +1,140 @@
+"""What the loop asks of the workers. `megatron_backend` implements it; tests may, too.
+
+The driver is one thread of plain Python that holds whole batches; behind these Protocols a batch is
+split over data-parallel ranks and micro-batches, and results come back whole and in order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from algorithms.batch import Batch, LossOutput, Normalizer, PolicyOutputs
+
+
+class Loss(Protocol):
+    """The part of an algorithm that runs inside a rank, on one micro-batch."""
+
+    def loss(self, outputs: PolicyOutputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
+        """See `LossOutput` for what the parts mean."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One optimizer step.
+
+    Attributes:
+        loss: the step's loss, whole.
+        gradient_norm: global L2 norm before clipping.
+        metrics: the algorithm's own, over the whole batch (means of `LossOutput.sums`).
+        finite: False where loss or gradient norm is NaN or infinite; the step was then not taken.
+    """
+
+    loss: float
+    gradient_norm: float
+    metrics: Mapping[str, float]
+    finite: bool
+
+
+class TrainEngine(Protocol):
+    """The model that is trained, with its optimizer."""
+
+    def train_step(
+        self, batch: Batch, normalizer: Normalizer, *, learning_rate: float
+    ) -> StepResult:
+        """Forward, the algorithm's loss, backward, clip and one optimizer step."""
+        ...
+
+    def log_probs(
+        self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"
+    ) -> Tensor:
+        """[B, T] log p(token i | before i) at `rollout.temperature`, without gradient.
+
+        `reference` is the model as the job started (kept only where the algorithm's `kl_coef`
+        or its like asks for it).
+        """
+        ...
+
+    def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepResult:
+        """The algorithm's loss without gradient; `gradient_norm` is 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy."""
+
+    temperature: float
+    max_new_tokens: int
+    seed: int
+    """With the prompt's place in the list it decides the draw, whatever the layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What the model wrote after one prompt.
+
+    Attributes:
+        token_ids: the tokens, the stop token included.
+        log_probs: of each token, from the very logits it was drawn from (after temperature and the
+            mask of padded vocabulary). Greedy decoding reports temperature 1.
+        stop_reason: `stop` where a stop token was drawn, `length` at a bound.
+        weight_version: of the weights it was sampled from.
+    """
+
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    stop_reason: Literal["stop", "length"]
+    weight_version: int
+
+
+class Generator(Protocol):
+    """The generation copy of the model."""
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, prompt and answer together."""
+        ...
+
+    def sync_weights(self, version: int) -> None:
+        """Moves the training weights to the generation layout, and names them `version`."""
+        ...
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
+        """One completion a prompt, in order. Stops at the tokenizer's end-of-turn tokens.
+
+        Raises:
+            ValueError: a prompt is empty, or leaves no room for one token below `max_length`.
+        """
+        ...
+
+
+class Checkpoints(Protocol):
+    """Published training states of this job."""
+
+    def save(self, step: int, loop_state: Mapping[str, Any]) -> None:
+        """Writes weights, optimizer, RNG and `loop_state` (JSON values), verifies, publishes."""
+        ...
+
+    def load_latest(self) -> Mapping[str, Any] | None:
+        """Restores the newest published checkpoint; its `loop_state`, or None where there is none."""
+        ...
+
+
+class Recorder(Protocol):
+    """Where the loop's events go; see `service.spec.attempt.WorkerEvent`."""
+
+    def record(self, kind: str, data: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Writes one event durably, and returns without waiting for the service."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """All that the loop works with; no `generator` where the job neither samples nor evaluates."""
+
+    train: TrainEngine
+    generator: Generator | None
+    checkpoints: Checkpoints

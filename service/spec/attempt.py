@@ -1,0 +1,133 @@
+"""What passes between the service and a job's driver: the folder, the context, events, outcome.
+
+One job has one folder, on storage that service and workers both see:
+
+    JOB_DIR/
+      context.json               JobContext: all a driver needs, no secret
+      fence                      number of the newest attempt; an older one may publish nothing
+      attempts/N/
+        token                    secret for pushing events, mode 0600
+        events.jsonl             every event of the attempt, one WorkerEvent a line, fsynced
+        log                      stdout and stderr of driver and ranks
+        outcome.json             Outcome, written atomically as the driver's last act
+      checkpoints/
+        step-00000020/           published by one rename; manifest.json names step and attempt
+        latest                   name of the newest published checkpoint, replaced atomically
+      exports/step-00000450/     Hugging Face weights, published by one rename
+
+The driver is started as `python -m megatron_backend JOB_DIR --attempt N`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from service.spec.base import FileId, SpecModel
+from service.spec.job import JobSpec
+
+
+class Reason(StrEnum):
+    """Why an attempt ended otherwise than well. The list is closed."""
+
+    USER_ERROR = "USER_ERROR"
+    """The job's own fault: data, environment code, a setting only the worker could check."""
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    """The kernel, the cluster or the device ran out of memory for it."""
+    NODE_FAILURE = "NODE_FAILURE"
+    """A machine went away."""
+    WORKER_LOST = "WORKER_LOST"
+    """The driver or a rank died without a word (killed from outside, a crash in native code)."""
+    PREEMPTED = "PREEMPTED"
+    """The cluster took the machines back."""
+    TIMEOUT = "TIMEOUT"
+    """`resources.time_limit_minutes` was over."""
+    NAN_LOSS = "NAN_LOSS"
+    """The loss or the gradient was not a number."""
+    ENVIRONMENT_ERRORS = "ENVIRONMENT_ERRORS"
+    """More episodes failed than `rollout.max_error_rate` allows."""
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    """The launcher could not start it."""
+    CANCELLED = "CANCELLED"
+    """A user asked for it."""
+
+    @property
+    def infrastructure(self) -> bool:
+        """True where the next try may end well with nothing changed."""
+        return self in {
+            Reason.NODE_FAILURE,
+            Reason.WORKER_LOST,
+            Reason.PREEMPTED,
+            Reason.LAUNCH_FAILED,
+        }
+
+
+class Outcome(SpecModel):
+    """How an attempt ended, in its driver's own words."""
+
+    attempt: int
+    status: Literal["succeeded", "failed"]
+    reason: Reason | None = None
+    """Null where it succeeded."""
+    message: Annotated[str, Field(max_length=20_000)] = ""
+    """For people: what was wrong, where, what to do."""
+
+
+class ResolvedModel(SpecModel):
+    """Where the workers find the weights; exactly one of `path`, `checkpoint`, `init` is used."""
+
+    kind: Literal["huggingface", "checkpoint", "random"]
+    config: dict[str, Any]
+    """The Hugging Face config."""
+    tokenizer: str
+    """Folder with the tokenizer's files."""
+    weights: str | None = None
+    """Folder with safetensors (`huggingface`) or a published checkpoint (`checkpoint`)."""
+
+
+class JobContext(SpecModel):
+    """All a driver needs to run a job. It holds no secret."""
+
+    job_id: str
+    spec: JobSpec
+    dp: Annotated[int, Field(ge=1)]
+    """Data parallelism, with `auto` resolved."""
+    model: ResolvedModel
+    files: dict[FileId, str] = Field(default_factory=dict)
+    """Path of each uploaded file that the spec names."""
+    events_url: str | None = None
+    """Base URL of the service (`http://host:port`); null where events are only spooled."""
+
+
+EventKind = Literal[
+    "started",  # data: {layout: {tp, pp, dp}, world_size, resumed_from_step: int|null, device}
+    "progress",  # data: {step, total_steps, phase}
+    "metrics",  # data: {name: number, ...}; step is set
+    "checkpoint",  # data: {step, path, seconds, bytes, layout}; only after it is published
+    "evaluation",  # data: {mode, items, accuracy, tool_rate, reward_mean, ...}; step is set
+    "sample",  # data: {mode, messages: [...], reward}; one transcript for people; step is set
+    "export",  # data: {step, path, max_logit_diff: number|null}
+    "warning",  # data: {message, ...}
+]
+
+
+class WorkerEvent(SpecModel):
+    """One event of one attempt, as the driver writes it."""
+
+    seq: Annotated[int, Field(ge=1)]
+    """1, 2, 3, ... within the attempt, with no gap."""
+    time: float
+    """Seconds since the epoch, the driver's clock."""
+    kind: EventKind
+    step: Annotated[int, Field(ge=0)] | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class EventBatch(SpecModel):
+    """Body of `POST /v1/jobs/{id}/attempts/{n}/events`, with the attempt's token as bearer.
+
+    The service keeps the events that it has not seen (by `seq`), and answers with the last `seq`
+    that it holds; a driver pushes the rest again. A stale attempt gets 409 and must end.
+    """
+
+    events: Annotated[list[WorkerEvent], Field(min_length=1, max_length=1000)]

@@ -1,0 +1,82 @@
+"""JobSpec: the one document that is the REST body, the YAML file, the CLI's input and the worker's.
+
+What one document can tell about itself is checked here. What needs the model's config, the files
+or the registry is checked by `service.validation`, at submit as well.
+"""
+
+from pydantic import Field, model_validator
+
+from service.spec.algorithm import AlgorithmField
+from service.spec.base import JobName, SpecModel
+from service.spec.parts import (
+    CheckpointSpec,
+    DataSpec,
+    EnvironmentRef,
+    EvaluationSpec,
+    ModelSource,
+    OptimizerSpec,
+    ParallelSpec,
+    PrecisionSpec,
+    ResourceSpec,
+    RetrySpec,
+    RolloutSpec,
+    TrainingSpec,
+)
+
+
+class JobSpec(SpecModel):
+    """One post-training job, whole: the same document gives the same job again."""
+
+    name: JobName
+    """A DNS label: lower-case letters, digits and dashes, at most 63."""
+    model: ModelSource
+    """Where the weights come from."""
+    algorithm: AlgorithmField
+    """The algorithm and its hyperparameters."""
+    environment: EnvironmentRef | None = None
+    """Where an online algorithm samples and is rewarded."""
+    data: DataSpec | None = None
+    """What an offline algorithm trains on."""
+    rollout: RolloutSpec = RolloutSpec()
+    """Sampling."""
+    parallel: ParallelSpec = ParallelSpec()
+    """Layout of training."""
+    precision: PrecisionSpec = PrecisionSpec()
+    """Number formats."""
+    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    """Optimizer and learning-rate schedule."""
+    training: TrainingSpec = TrainingSpec()
+    """Steps and batches."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """Checkpoints and the final export."""
+    evaluation: EvaluationSpec = Field(default_factory=EvaluationSpec)
+    """Held-out evaluation."""
+    resources: ResourceSpec = ResourceSpec()
+    """Machines and limits."""
+    retry: RetrySpec = RetrySpec()
+    """Retry budgets."""
+
+    @model_validator(mode="after")
+    def _source_of_data(self) -> "JobSpec":
+        kind = self.algorithm.type
+        if self.algorithm.online:
+            if self.environment is None:
+                raise ValueError(f"`environment` is needed: {kind} samples from one")
+            if self.data is not None:
+                raise ValueError(f"`data` has no use: {kind} trains on its own samples")
+            if self.training.steps is None:
+                raise ValueError(f"`training.steps` is needed: {kind} has no epochs")
+        elif self.data is None:
+            raise ValueError(f"`data` is needed: {kind} trains on rows")
+        return self
+
+    @model_validator(mode="after")
+    def _somewhere_to_evaluate(self) -> "JobSpec":
+        if self.evaluation.items and self.evaluation_environment is None:
+            raise ValueError("`evaluation.items` needs `evaluation.environment` or `environment`")
+        return self
+
+    @property
+    def evaluation_environment(self) -> EnvironmentRef | None:
+        """The environment that evaluations use."""
+        return self.evaluation.environment or self.environment

@@ -1,0 +1,204 @@
+"""The parts of a job other than its algorithm. A default lives here, once, on its field."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from service.spec.base import FileId, SpecModel
+
+EnvironmentId = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9_]+(/[a-z0-9_]+)+$", max_length=128)
+]
+DecodingMode = Literal["sampled", "greedy"]
+JobReference = Annotated[
+    str,
+    StringConstraints(pattern=r"^job:[a-z0-9][a-z0-9-]{0,62}@(latest|[0-9]{1,9})$"),
+]
+
+
+class InitialModel(SpecModel):
+    """A new model with random weights."""
+
+    config: dict[str, Any]
+    """A Hugging Face model config, as in config.json (`model_type` llama, qwen2 or qwen3)."""
+    tokenizer: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Folder with the tokenizer's files, under one of the service's model roots."""
+
+
+class ModelSource(SpecModel):
+    """Where the weights come from: exactly one of the three."""
+
+    from_job: JobReference | None = Field(default=None, alias="from")
+    """A checkpoint of another job: `job:NAME_OR_ID@latest` or `job:NAME_OR_ID@STEP`."""
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Folder with a Hugging Face model, under one of the service's model roots."""
+    init: InitialModel | None = None
+    """Random weights from a config (seeded by `training.seed`)."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "ModelSource":
+        if sum(source is not None for source in (self.from_job, self.path, self.init)) != 1:
+            raise ValueError("give exactly one of `from`, `path` and `init`")
+        return self
+
+
+class EnvironmentRef(SpecModel):
+    """An environment from the registry, and how it is set up."""
+
+    id: EnvironmentId
+    """Name in the registry; `GET /v1/environments` lists them."""
+    version: Annotated[int, Field(ge=1)] | None = None
+    """Version in the registry; null takes the newest and stores which one that was."""
+    max_turns: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Assistant turns after which an episode is cut; null takes the environment's own bound."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The environment's own settings, checked against its schema at submit."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    """Seed of the training questions. Held-out ones have `evaluation.seed`."""
+
+
+class DataSpec(SpecModel):
+    """Training rows for offline algorithms."""
+
+    train: FileId
+    """Uploaded JSONL file (`POST /v1/files`) with a `messages` list in each row."""
+    validation: FileId | None = None
+    """Uploaded JSONL file whose loss is measured at each evaluation."""
+    shuffle_seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    """Seed of each epoch's order of rows."""
+    too_long: Literal["refuse", "drop", "truncate-left", "truncate-right"] = "refuse"
+    """What happens to a row of more than `training.max_length` tokens."""
+
+
+class ParallelSpec(SpecModel):
+    """How the model is spread over the ranks: tp x pp x dp of them."""
+
+    tp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor parallelism: each layer's matrices over this many ranks."""
+    pp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Pipeline parallelism: the layers in this many stages."""
+    dp: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = "auto"
+    """Data parallelism, with the optimizer state sharded; `auto` fills the resources (1 on CPU)."""
+
+
+class RolloutLayout(SpecModel):
+    """The generator's layout; the ranks left over hold data-parallel copies."""
+
+    tp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Tensor parallelism of the generation model."""
+
+
+class RolloutSpec(SpecModel):
+    """How online algorithms and evaluations sample."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    """Tokens at most in one assistant turn."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Divides the logits, in sampling and in the trainer's log-probs alike."""
+    layout: RolloutLayout = RolloutLayout()
+    """Layout of the generation copy of the model, on the same ranks as training."""
+    max_error_rate: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of a step's episodes that may fail in the environment before the job fails."""
+    episode_timeout_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """An environment call that takes longer counts as a failed episode."""
+
+
+class PrecisionSpec(SpecModel):
+    """Number formats of training."""
+
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Format of weights and activations; the optimizer keeps fp32 in both."""
+
+
+class OptimizerSpec(SpecModel):
+    """AdamW and its schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    """The optimizer."""
+    learning_rate: Annotated[float, Field(gt=0, lt=10)] = 1e-5
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up, over `training.steps`."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises from 0."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Where a falling schedule ends, as a share of the peak."""
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decoupled weight decay."""
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=[0.9, 0.95], min_length=2, max_length=2
+    )
+    """Decay rates of the two moments."""
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-8
+    """Added to the root of the second moment."""
+    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of the whole gradient; 0 clips nothing."""
+
+
+class TrainingSpec(SpecModel):
+    """How long and in which batches."""
+
+    steps: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    """Optimizer steps (rollout steps for online algorithms, which need it); null means `epochs`."""
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Passes over the data, where `steps` is null."""
+    global_batch_size: Annotated[int, Field(ge=1, le=10_000_000)] = 64
+    """Sequences of one optimizer step, over all ranks; online: questions x group size."""
+    micro_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["auto"] = "auto"
+    """Sequences of one forward pass on one rank; `auto` takes the rank's whole share."""
+    max_length: Annotated[int, Field(ge=2, le=10_000_000)] = 2048
+    """Longest sequence in tokens, prompt and answers together."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    """Seed of weights, sampling and dropout."""
+
+
+class CheckpointSpec(SpecModel):
+    """When the state is saved."""
+
+    every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checkpoints; null saves at the end only."""
+    keep_last: Annotated[int, Field(ge=1)] = 2
+    """How many checkpoints stay on disk."""
+    export: bool = True
+    """At the end, also write Hugging Face weights."""
+    verify_export: bool = True
+    """Load what was exported with transformers and compare its logits with Megatron's."""
+
+
+class EvaluationSpec(SpecModel):
+    """Held-out episodes: no question of theirs is trained on."""
+
+    environment: EnvironmentRef | None = None
+    """The environment to evaluate in; null takes the job's own."""
+    every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between evaluations; null evaluates only at start and end."""
+    at_start: bool = True
+    """Evaluate before the first step too."""
+    items: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """How many held-out questions; 0 evaluates nothing in an environment."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1_000_003
+    """Seed of the held-out questions."""
+    modes: list[DecodingMode] = Field(default=["sampled", "greedy"], min_length=1)
+    """Sampled at `rollout.temperature`, greedy, or both."""
+
+
+class ResourceSpec(SpecModel):
+    """Where the job runs and what it may take."""
+
+    cluster: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = "local"
+    """A launcher of the service."""
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Machines."""
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs of each machine; 0 runs the ranks on the CPU."""
+    time_limit_minutes: Annotated[int, Field(ge=1)] | None = None
+    """After so many minutes an attempt is stopped with reason TIMEOUT; null sets no limit."""
+
+
+class RetrySpec(SpecModel):
+    """How often a failed attempt is followed by another, by cause."""
+
+    infrastructure: Annotated[int, Field(ge=0, le=1000)] = 3
+    """After a lost node, process or connection: the next attempt goes on from the checkpoint."""
+    user_error: Annotated[int, Field(ge=0, le=1000)] = 0
+    """After an error of the job itself (bad data, a bug in an environment)."""
