@@ -119,7 +119,7 @@ class Checkpoints(Protocol):
         ...
 
     def load_latest(self) -> Mapping[str, Any] | None:
-        """Restores the newest published checkpoint; its `loop_state`, or None where there is none."""
+        """Restores the newest published checkpoint; its `loop_state`, None where there is none."""
         ...
 
 

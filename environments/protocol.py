@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 
 type Message = dict[str, Any]
-"""An OpenAI chat message: `role`, `content`, and `tool_calls` or `tool_call_id` where they apply."""
+"""An OpenAI chat message: `role`, `content`, and `tool_calls` or `tool_call_id`."""
 
 type Item = Mapping[str, Any]
 """One question, as JSON values. `environments.registry` says how items are drawn."""
@@ -50,7 +50,7 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Gymnasium's 5-tuple by name; `tuple(result)` is not needed, unpack the attributes.
+    """Gymnasium's 5-tuple, by name.
 
     Attributes:
         messages: new messages for the policy (tool results, a user's reply); empty at the end.
@@ -71,7 +71,7 @@ class Env(Protocol):
     """One episode's environment."""
 
     async def reset(self, *, seed: int, item: Item) -> tuple[list[Message], Mapping[str, Any]]:
-        """The opening messages, and info; `info["tools"]` lists tools in OpenAI's function format."""
+        """The opening messages, and info (numbers by name, for metrics)."""
         ...
 
     async def step(self, turn: AssistantTurn) -> StepResult:

@@ -4,6 +4,7 @@ One job has one folder, on storage that service and workers both see:
 
     JOB_DIR/
       context.json               JobContext: all a driver needs, no secret
+      endpoint                   base URL of the service, re-read at each reconnect; may be absent
       fence                      number of the newest attempt; an older one may publish nothing
       attempts/N/
         token                    secret for pushing events, mode 0600
@@ -95,8 +96,6 @@ class JobContext(SpecModel):
     model: ResolvedModel
     files: dict[FileId, str] = Field(default_factory=dict)
     """Path of each uploaded file that the spec names."""
-    events_url: str | None = None
-    """Base URL of the service (`http://host:port`); null where events are only spooled."""
 
 
 EventKind = Literal[
