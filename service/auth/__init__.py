@@ -1,0 +1,1 @@
+"""Who may call: API keys for people, one token per attempt for workers."""

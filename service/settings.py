@@ -1,0 +1,76 @@
+"""What an operator sets about one service process."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from service.auth.keys import KEY_PATTERN
+
+BOOTSTRAP_KEY_VARIABLE = "PLANISH_BOOTSTRAP_KEY"
+
+MIB = 1024 * 1024
+
+
+class Settings(BaseModel):
+    """Settings of the service. Nothing reads the environment but `planish serve`."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+
+    data_dir: Path
+    """Folder for the database, uploads and job folders; workers see it under the same path."""
+    database_url: str | None = None
+    """SQLAlchemy URL; null keeps a SQLite file in `data_dir`."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port to listen on; 0 takes a free one."""
+    public_url: str | None = None
+    """How workers reach the service; null means `host` and `port`."""
+    model_roots: tuple[Path, ...] = ()
+    """Folders that jobs may read models and tokenizers from, besides `data_dir`/models."""
+    bootstrap_key: SecretStr | None = None
+    """An API key to accept from the start; null makes one at the first start."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 1 * MIB
+    """Largest request body, other than an upload or a batch of events."""
+    max_event_batch_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
+    """Largest body of a worker's batch of events."""
+    max_upload_bytes: Annotated[int, Field(ge=1)] = 2048 * MIB
+    """Largest uploaded file."""
+    max_line_bytes: Annotated[int, Field(ge=1)] = 8 * MIB
+    """Longest line of an uploaded JSONL file."""
+    max_local_jobs: Annotated[int, Field(ge=1)] = 1
+    """How many jobs the local launcher runs at once; the others wait in the queue."""
+    reconcile_seconds: Annotated[float, Field(gt=0)] = 0.5
+    """Pause between two rounds of the reconciler."""
+    stream_poll_seconds: Annotated[float, Field(gt=0)] = 0.25
+    """Pause between two looks for news in an event or log stream."""
+    catalogue_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Limit for one call of the environments' own process."""
+
+    @field_validator("bootstrap_key")
+    @classmethod
+    def _well_formed(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not KEY_PATTERN.fullmatch(key.get_secret_value()):
+            raise ValueError(
+                f"{BOOTSTRAP_KEY_VARIABLE} must be `planish_` and at least 20 letters, digits, "
+                "- or _; leave it unset and the service makes one"
+            )
+        return key
+
+    @property
+    def jobs_dir(self) -> Path:
+        """One folder per job (see `service.spec.attempt`)."""
+        return self.data_dir / "jobs"
+
+    @property
+    def files_dir(self) -> Path:
+        """Uploaded files, under ids that the service makes."""
+        return self.data_dir / "files"
+
+    @property
+    def all_model_roots(self) -> tuple[Path, ...]:
+        """Every folder that a job may name a model in, symlinks resolved."""
+        return tuple(root.resolve() for root in (self.data_dir / "models", *self.model_roots))
