@@ -20,9 +20,10 @@ PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 CALL_JSON = ['{"name": "', '", "arguments": {"expression": "', '"}}']
 OPERATORS = [" + ", " - ", " * ", " / ", " ="]
-WORDS = (
-    "user assistant system tool calculator State the final answer to following arithmetic problem"
-).split()
+WORDS = [
+    *("user", "assistant", "system", "tool", "calculator"),
+    *("State", "the", "final", "answer", "to", "following", "arithmetic", "problem"),
+]
 NUMBERS = [str(number) for number in range(1000)]
 
 # ChatML with Qwen's tool markup. `arguments` may be a string, as OpenAI sends it, or an object.
