@@ -1,0 +1,1 @@
+"""Losses as pure functions on tensors; each algorithm's file puts them together."""

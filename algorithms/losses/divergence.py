@@ -1,0 +1,29 @@
+"""Estimates of KL(policy || other) from the policy's own samples.
+
+With d = log p - log q at a sampled token (J. Schulman, "Approximating KL Divergence", 2020):
+
+    k1 = d             unbiased, noisy, may be negative
+    k2 = d^2 / 2       biased, low variance
+    k3 = e^-d + d - 1  unbiased as a value, never negative
+
+p is the policy that is trained and q the one it is held to: the other way round is another number.
+"""
+
+from torch import Tensor
+
+# exp overflows float32 beyond 88; 20 is far beyond any sane policy.
+LOG_RATIO_BOUND = 20.0
+
+
+def k3(log_probs: Tensor, other_log_probs: Tensor) -> Tensor:
+    """The k3 estimate of each token (GRPO, arXiv 2402.03300, eq. 4).
+
+    Args:
+        log_probs: [B, T] of the policy p, with or without gradient.
+        other_log_probs: [B, T] of q.
+
+    Returns:
+        [B, T], at least 0.
+    """
+    difference = (other_log_probs - log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return difference.exp() - difference - 1.0
