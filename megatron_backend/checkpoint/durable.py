@@ -1,0 +1,47 @@
+"""Writing so that a crash of the process or of the machine leaves the old or the new, whole."""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def fsync_file(path: Path) -> None:
+    """Returns once a file's contents, or a folder's list of names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """`fsync_file` of everything in a folder and of the folder itself."""
+    for directory, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            fsync_file(Path(directory, name))
+        fsync_file(Path(directory))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a new file and returns once it is on disk (its name in the folder is not yet)."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Gives a file new contents in one atomic step, durably."""
+    fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        write_text(fresh, text)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    fsync_file(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Renames within one folder, durably."""
+    os.rename(source, target)
+    fsync_file(target.parent)

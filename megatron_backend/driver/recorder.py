@@ -1,0 +1,63 @@
+"""The driver's `Recorder`: events go to the spool, to the service, and a line of each to the log."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_backend.checkpoint.fence import StaleAttempt
+from megatron_backend.driver.push import Pusher
+from megatron_backend.driver.spool import EventSpool
+from service.spec import WorkerEvent
+
+log = logging.getLogger("planish")
+
+FLUSH_SECONDS = 5.0
+
+
+class SpoolRecorder:
+    """Implements `algorithms.protocols.Recorder` for one attempt."""
+
+    def __init__(self, job_dir: Path, *, job_id: str, attempt: int) -> None:
+        folder = job_dir / "attempts" / str(attempt)
+        self._spool = EventSpool(folder / "events.jsonl")
+        self._pusher = Pusher(self._spool, job_dir=job_dir, job_id=job_id, attempt=attempt)
+        self._pusher.start()
+
+    def record(self, kind: str, data: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Writes one event; a killed driver does not lose it. Does not wait for the service.
+
+        Raises:
+            StaleAttempt: the service has said that a newer attempt has taken over.
+        """
+        if self._pusher.stale.is_set():
+            raise StaleAttempt("the service says that a newer attempt of this job has taken over")
+        event = self._spool.append(kind, data, step)
+        self._pusher.wake()
+        log.log(*_line(event))
+
+    def sync(self) -> None:
+        """Returns once every event so far would survive a crash of the machine."""
+        self._spool.sync()
+
+    def close(self) -> None:
+        """Syncs, tries for a few seconds to hand the rest to the service, and lets go."""
+        self._spool.sync()
+        if not self._pusher.stop(flush_seconds=FLUSH_SECONDS):
+            log.warning("the service did not take the last events; it will find them in the spool")
+        self._spool.close()
+
+
+def _line(event: WorkerEvent) -> tuple[int, str]:
+    """Level and text of an event's line in the log."""
+    level = {"warning": logging.WARNING, "progress": logging.DEBUG}.get(event.kind, logging.INFO)
+    place = "" if event.step is None else f"step {event.step} "
+    if event.kind == "sample":
+        return logging.DEBUG, f"{place}sample"
+    return level, f"{place}{event.kind}: " + ", ".join(
+        f"{name} {_short(value)}" for name, value in event.data.items()
+    )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
