@@ -1,0 +1,54 @@
+"""Weights into a Megatron model from Hugging Face tensors, and back into a folder of them."""
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from megatron_backend.models.config import ModelConfig
+from megatron_backend.models.mapping import Cut, Part, cut_of
+from megatron_backend.models.tensors import TensorSource
+
+
+def load_weights(model: GPTModel, config: ModelConfig, source: TensorSource) -> None:
+    """Fills this rank's part of the model; each rank reads only what it holds.
+
+    Raises:
+        KeyError: a tensor is missing, or a parameter has no mapping.
+        ValueError: a tensor has another shape than the config says.
+    """
+    groups: ProcessGroupCollection = model.pg_collection
+    part = Part(rank=groups.tp.rank(), size=groups.tp.size(), padded_vocab=model.vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            tensor = local_cut(model, config, name).load(source, config, part)
+            if tensor.shape != parameter.shape:
+                raise ValueError(
+                    f"weights for {name}: shape {list(tensor.shape)}, "
+                    f"but the config makes it {list(parameter.shape)}"
+                )
+            parameter.copy_(tensor)
+
+
+def local_cut(model: GPTModel, config: ModelConfig, name: str) -> Cut:
+    """The cut of a parameter of this rank's model."""
+    return cut_of(config, name, first_layer=first_layer(model))
+
+
+def first_layer(model: GPTModel) -> int:
+    """Number, in the whole model, of the first layer of this pipeline stage."""
+    layers = model.decoder.layers
+    return int(layers[0].layer_number) - 1 if len(layers) else 0
+
+
+def output_weight_is_copy(model: GPTModel) -> bool:
+    """True on a last stage that holds its own copy of a tied embedding."""
+    return bool(model.share_embeddings_and_output_weights and not model.pre_process)
+
+
+def model_part_rank() -> tuple[int, int]:
+    """This rank's tensor- and pipeline-parallel rank in Megatron's global groups."""
+    return (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
