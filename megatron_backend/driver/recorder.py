@@ -1,4 +1,4 @@
-"""The driver's `Recorder`: events go to the spool, to the service, and a line of each to the log."""
+"""The driver's `Recorder`: events go to the spool, to the service, and as lines to the log."""
 
 import logging
 from collections.abc import Mapping
