@@ -1,8 +1,8 @@
 """Reads a multipart upload from the network straight into its place on disk.
 
 Starlette's own form parser keeps a file in a temporary one first, outside the data folder, so an
-upload would be written twice, and a small /tmp would be the limit. Here the parser's callbacks write
-the bytes of the part `file` as they come. The parser itself is python-multipart's.
+upload would be written twice, and a small /tmp would be the limit. Here the parser's callbacks
+write the bytes of the part `file` as they come. The parser itself is python-multipart's.
 """
 
 from collections.abc import AsyncIterator, Callable

@@ -1,0 +1,95 @@
+"""Whether batches, lengths and schedules come out even."""
+
+from service.spec import JobSpec
+from service.validation.layout import samples
+from service.validation.model_shape import ModelShape
+from service.validation.problems import FieldProblem
+
+
+def check_batch(spec: JobSpec, dp: int) -> list[FieldProblem]:
+    """Whether the global batch divides into ranks, micro-batches and groups.
+
+    Args:
+        dp: data parallelism, resolved.
+    """
+    problems = []
+    size, micro = spec.training.global_batch_size, spec.training.micro_batch_size
+    field = "training.global_batch_size"
+    if size % dp:
+        problems.append(
+            FieldProblem(
+                field=field,
+                message=f"{size} sequences do not divide over dp = {dp} ranks",
+                fix=f"use a multiple of {dp}, as {_next_multiple(size, dp)}",
+            )
+        )
+    elif micro != "auto" and (size // dp) % micro:
+        step = dp * micro
+        problems.append(
+            FieldProblem(
+                field=field,
+                message=f"{size} sequences are no multiple of dp x micro_batch_size = "
+                f"{dp} x {micro} = {step}",
+                fix=f"use a multiple of {step}, as {_next_multiple(size, step)}, "
+                "or micro_batch_size: auto",
+            )
+        )
+    group = spec.algorithm.samples_per_prompt
+    if spec.algorithm.online and size % group:
+        problems.append(
+            FieldProblem(
+                field=field,
+                message=f"{size} sequences are no multiple of the group size {group}",
+                fix="it is questions x group size: use a multiple of the group size, as "
+                f"{_next_multiple(size, group)}",
+            )
+        )
+    return problems
+
+
+def micro_batch_size(spec: JobSpec, dp: int) -> int:
+    """Sequences of one forward pass, with `auto` resolved to a rank's whole share."""
+    micro = spec.training.micro_batch_size
+    return spec.training.global_batch_size // dp if micro == "auto" else micro
+
+
+def check_lengths(spec: JobSpec, shape: ModelShape) -> list[FieldProblem]:
+    """Whether sequences fit the model, and answers fit sequences."""
+    problems = []
+    longest = spec.training.max_length
+    if longest > shape.positions:
+        problems.append(
+            FieldProblem(
+                field="training.max_length",
+                message=f"{longest} tokens are more than the model's max_position_embeddings, "
+                f"{shape.positions}",
+                fix=f"use at most {shape.positions}",
+            )
+        )
+    if samples(spec) and spec.rollout.max_new_tokens >= longest:
+        problems.append(
+            FieldProblem(
+                field="rollout.max_new_tokens",
+                message=f"{spec.rollout.max_new_tokens} new tokens leave no room for the question "
+                f"in training.max_length = {longest}",
+                fix=f"use less than {longest}, or a larger max_length",
+            )
+        )
+    return problems
+
+
+def check_schedule(spec: JobSpec) -> list[FieldProblem]:
+    """Whether the warm-up ends before the job does."""
+    steps, warmup = spec.training.steps, spec.optimizer.warmup_steps
+    if steps is None or warmup <= steps:
+        return []
+    problem = FieldProblem(
+        field="optimizer.warmup_steps",
+        message=f"{warmup} steps of warm-up are more than training.steps = {steps}",
+        fix=f"use at most {steps}",
+    )
+    return [problem]
+
+
+def _next_multiple(size: int, of: int) -> int:
+    return -(-size // of) * of

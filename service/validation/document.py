@@ -1,0 +1,90 @@
+"""Reads a job document: JSON bytes to a JobSpec, or everything that is wrong with them.
+
+The bytes go to pydantic's own JSON reader and not through `json.loads`: it refuses lone surrogates
+and deep nesting, which would otherwise come back as a fault of the database.
+"""
+
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from service.spec import JobSpec, algorithm_specs
+from service.validation.problems import FieldProblem, InvalidRequest, from_pydantic
+
+
+def read_job_spec(body: bytes) -> JobSpec:
+    """The job that a request's body describes.
+
+    Raises:
+        InvalidRequest: names each field that is wrong.
+    """
+    try:
+        spec = JobSpec.model_validate_json(body)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+        raise InvalidRequest(
+            [_readable(p) for p in from_pydantic(errors, known_fields())]
+        ) from None
+    problems = [
+        FieldProblem(field=path, message=message, fix="use plain JSON values")
+        for path, message in _unstorable("", spec.model_dump(by_alias=True))
+    ]
+    if problems:
+        raise InvalidRequest(problems)
+    return spec
+
+
+def _readable(problem: FieldProblem) -> FieldProblem:
+    if problem.field:
+        return problem
+    if problem.message.startswith("Invalid JSON"):
+        return problem.model_copy(update={"fix": "send one JSON object, as docs/job-spec.md shows"})
+    # A rule over several fields speaks of the first one that it names: "`data` is needed: ...".
+    quoted = problem.message.split("`")
+    return problem.model_copy(update={"field": quoted[1]}) if len(quoted) > 2 else problem
+
+
+@cache
+def known_fields() -> Mapping[str, list[str]]:
+    """The fields of each object in a job document, by the object's path."""
+    found: dict[str, list[str]] = {}
+
+    def visit(model: type[BaseModel], path: str) -> None:
+        names = {info.alias or name: info for name, info in model.model_fields.items()}
+        found[path] = list(names)
+        for name, info in names.items():
+            for inner in _models(info.annotation):
+                visit(inner, f"{path}.{name}" if path else name)
+
+    visit(JobSpec, "")
+    # Which algorithm it is decides its fields; the union is close enough for a hint.
+    every = [name for spec in algorithm_specs().values() for name in spec.model_fields]
+    found["algorithm"] = list(dict.fromkeys(every))
+    return found
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models(argument)
+
+
+def _unstorable(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Values that JSON readers let through but that are no JSON, or that no database keeps."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if "\0" in key:
+                yield path, "a key holds a NUL character"
+            yield from _unstorable(f"{path}.{key}" if path else key, inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _unstorable(f"{path}[{index}]", inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, "the number is not finite"
+    elif isinstance(value, str) and "\0" in value:
+        yield path, "the text holds a NUL character"
