@@ -1,0 +1,157 @@
+"""A job's folder on disk; its layout is part of the contract (`service.spec.attempt`).
+
+Every file is written beside its place, synced and renamed, so a reader sees the old or the new one
+and never half of it. Each write can be repeated: the reconciler may be killed after any of them and
+does them all again.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from service.spec import JobContext, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFolder:
+    """JOB_DIR/attempts/N."""
+
+    path: Path
+
+    @property
+    def token_path(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def outcome_path(self) -> Path:
+        return self.path / "outcome.json"
+
+    def make_token(self) -> str:
+        """The attempt's secret: the one on disk, or a new one (mode 0600) where there is none."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.token_path.exists():
+            fresh = self.path / f".token-{secrets.token_hex(8)}"
+            _write_synced(fresh, secrets.token_urlsafe(32), mode=0o600)
+            try:
+                os.link(fresh, self.token_path)  # fails where another reconciler was first
+            except FileExistsError:
+                pass
+            finally:
+                fresh.unlink()
+            _sync_folder(self.path)
+        return self.token_path.read_text(encoding="utf-8")
+
+    def outcome(self) -> Outcome | None:
+        """What the driver said as its last act; null where it said nothing.
+
+        Raises:
+            ValueError: the file is there and is no Outcome.
+        """
+        try:
+            text = self.outcome_path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            return Outcome.model_validate_json(text)
+        except ValidationError as error:
+            raise ValueError(f"{self.outcome_path} is no outcome: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """JOB_DIR."""
+
+    path: Path
+
+    def attempt(self, number: int) -> AttemptFolder:
+        """The folder of one attempt; it need not exist."""
+        return AttemptFolder(self.path / "attempts" / str(number))
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def exports_path(self) -> Path:
+        return self.path / "exports"
+
+    def write_context(self, context: JobContext) -> None:
+        """Writes context.json, all that a driver needs to know."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _replace(self.path / "context.json", context.model_dump_json(indent=2) + "\n")
+
+    def write_endpoint(self, base_url: str) -> None:
+        """Writes the address under which workers reach the service."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _replace(self.path / "endpoint", base_url + "\n")
+
+    def fence(self) -> int:
+        """Number of the newest attempt; 0 before the first."""
+        try:
+            return int((self.path / "fence").read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+
+    def raise_fence(self, attempt: int) -> None:
+        """Shuts out every attempt older than `attempt`. A fence never goes down.
+
+        The folder is locked meanwhile: a reconciler that lost its claim and wakes up late would
+        otherwise put back an older number.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if self.fence() < attempt:
+                _replace(self.path / "fence", f"{attempt}\n")
+        finally:
+            os.close(folder)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file that is replaced, never changed in place.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it holds no JSON object.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return found
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    _write_synced(fresh, text, mode=0o644)
+    os.replace(fresh, path)
+    _sync_folder(path.parent)
+
+
+def _write_synced(path: Path, text: str, *, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

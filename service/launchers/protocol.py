@@ -1,0 +1,106 @@
+"""The contract of a launcher.
+
+A launcher starts each (job, attempt) at most once, ever. Its id follows from the two, so whoever
+asks a second time, after a crash or from another process, finds the first start.
+
+No call waits for a driver: the reconciler calls again until it sees what it wants.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from service.spec import JobContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One attempt, ready to start: its job's folder is written."""
+
+    job_id: str
+    attempt: int
+    job_dir: Path
+    """The job's folder, laid out as `service.spec.attempt` says."""
+    context: JobContext
+
+
+class Phase(StrEnum):
+    """What a launcher sees of an attempt."""
+
+    QUEUED = "queued"
+    """Accepted; waits for machines."""
+    RUNNING = "running"
+    """Its driver lives."""
+    EXITED = "exited"
+    """Its driver has ended. Others of its processes may be left, see `leftovers`."""
+    UNKNOWN = "unknown"
+    """The launcher knows for sure that it has never started it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One look at an attempt."""
+
+    phase: Phase
+    exit_code: int | None = None
+    """With EXITED; null where it is unknown or a signal ended it."""
+    exit_signal: int | None = None
+    """With EXITED: the signal that ended it."""
+    leftovers: int = 0
+    """With EXITED: how many of its processes are still there."""
+    evidence: str = ""
+    """What was seen, for people."""
+
+
+class LaunchError(Exception):
+    """The attempt cannot be started, and nothing of it was."""
+
+
+class LauncherUnavailable(Exception):
+    """The launcher did not answer; nothing is known, so nothing may be concluded. Ask again."""
+
+
+class Launcher(Protocol):
+    """Something that runs drivers."""
+
+    capacity: int | None
+    """How many jobs it takes at once; the service queues the others. Null sets no limit."""
+    poll_seconds: float
+    """How often it is worth asking."""
+
+    def submit(self, request: LaunchRequest) -> str:
+        """Starts the attempt, or finds that it was started before.
+
+        Returns:
+            The launcher's id of it.
+
+        Raises:
+            LaunchError: it cannot be started.
+            LauncherUnavailable: no answer; it may have been started.
+        """
+
+    def find(self, job_id: str, attempt: int) -> str | None:
+        """The id of an attempt that was started at some time; null where it never was.
+
+        Raises:
+            LauncherUnavailable: no answer.
+        """
+
+    def poll(self, launcher_id: str) -> Observation:
+        """Looks at an attempt.
+
+        Raises:
+            LauncherUnavailable: no answer.
+        """
+
+    def cancel(self, launcher_id: str, grace_seconds: float) -> None:
+        """Asks for the end of all processes of an attempt, wherever they went.
+
+        It gets `grace_seconds` to end by itself; what is left then is killed. Returns at once. Call
+        it again, with what remains of the grace, until `poll` shows EXITED without leftovers. An
+        attempt that was never started can never start from here on.
+
+        Raises:
+            LauncherUnavailable: no answer.
+        """

@@ -1,0 +1,67 @@
+"""Connections and transactions.
+
+SQLite gets WAL with synchronous=FULL: a transaction that was answered is on disk, even where the
+machine loses power. A writing transaction begins with BEGIN IMMEDIATE, so it waits for its turn
+before it reads; the default, which takes the write lock at the first write, fails at once where
+somebody wrote in between. On PostgreSQL the same order comes from row locks: every writer of a job
+first selects its row FOR UPDATE (SQLite ignores that clause).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+
+_BUSY_TIMEOUT_SECONDS = 30
+_READ_ONLY = "planish_read_only"
+
+
+class Database:
+    """One SQLAlchemy engine, with short reading and writing transactions."""
+
+    def __init__(self, url: str) -> None:
+        """Opens `url` (`sqlite:///PATH` or a PostgreSQL URL); nothing is connected yet."""
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite":
+            if parsed.database in (None, "", ":memory:"):
+                raise ValueError(f"{url!r}: the service needs a database on disk")
+            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+            self.engine: Engine = create_engine(
+                parsed, connect_args={"timeout": _BUSY_TIMEOUT_SECONDS}
+            )
+            event.listen(self.engine, "connect", _prepare_sqlite)
+            event.listen(self.engine, "begin", _begin_sqlite)
+        else:
+            self.engine = create_engine(parsed, pool_pre_ping=True)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that only reads and blocks nobody."""
+        with self.engine.connect() as connection:
+            connection = connection.execution_options(**{_READ_ONLY: True})
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that writes: committed at the end, rolled back where the body raises."""
+        with self.engine.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Closes the pooled connections."""
+        self.engine.dispose()
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver begins nothing by itself; _begin_sqlite does
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get(_READ_ONLY, False)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

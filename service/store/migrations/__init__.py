@@ -1,0 +1,1 @@
+"""Alembic's scripts; `service.store.migrate` runs them."""

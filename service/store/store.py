@@ -1,0 +1,48 @@
+"""All repositories over one database."""
+
+from dataclasses import dataclass
+
+from service.store.attempts import Attempts
+from service.store.changes import Changes
+from service.store.claims import Claims
+from service.store.database import Database
+from service.store.events import Events
+from service.store.files import Files
+from service.store.jobs import Jobs
+from service.store.keys import ApiKeys
+from service.store.migrate import migrate
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What the service keeps."""
+
+    database: Database
+    changes: Changes
+    jobs: Jobs
+    attempts: Attempts
+    claims: Claims
+    events: Events
+    files: Files
+    keys: ApiKeys
+
+    @classmethod
+    def open(cls, url: str) -> "Store":
+        """Connects, brings the schema up to date, and returns the repositories."""
+        database = Database(url)
+        migrate(database)
+        changes = Changes()
+        return cls(
+            database=database,
+            changes=changes,
+            jobs=Jobs(database, changes),
+            attempts=Attempts(database, changes),
+            claims=Claims(database),
+            events=Events(database, changes),
+            files=Files(database),
+            keys=ApiKeys(database),
+        )
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self.database.close()
