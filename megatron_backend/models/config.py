@@ -129,7 +129,10 @@ class ModelConfig:
         Raises:
             ValueError: names the size that does not divide.
         """
-        for name, size in (("num_attention_heads", self.num_heads), ("intermediate_size", self.ffn_size)):
+        for name, size in (
+            ("num_attention_heads", self.num_heads),
+            ("intermediate_size", self.ffn_size),
+        ):
             if size % tp:
                 raise ValueError(f"tp = {tp} does not divide {name} = {size}")
         if self.num_kv_heads % tp and tp % self.num_kv_heads:

@@ -38,6 +38,11 @@ class Part:
 class Cut(Protocol):
     """How a parameter is cut over tensor-parallel ranks."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The Hugging Face tensors that it is made of."""
+        ...
+
     def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
         """One rank's part."""
         ...
@@ -52,6 +57,10 @@ class Whole:
     """The same on every rank."""
 
     name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
 
     def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
         return source.read(self.name)
@@ -68,6 +77,10 @@ class Columns:
     width: str
     """Which product of the config the full width is: `attention` or `ffn`."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
         attention = config.num_heads * config.head_dim
         start, stop = part.of(config.ffn_size if self.width == "ffn" else attention)
@@ -82,6 +95,10 @@ class VocabularyRows:
     """Tokens over the ranks; rows beyond the vocabulary are zeros, and belong to no file."""
 
     name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
 
     def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
         start, stop = part.of(part.padded_vocab)
@@ -100,6 +117,10 @@ class GateAndUp:
 
     gate: str
     up: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.gate, self.up)
 
     def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
         start, stop = part.of(config.ffn_size)
@@ -121,6 +142,10 @@ class Qkv:
     key: str
     value: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.query, self.key, self.value)
+
     def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
         group = config.rows_per_kv_head
         start, stop = part.of(group * config.num_kv_heads)
@@ -132,9 +157,7 @@ class Qkv:
         return torch.cat(groups, dim=1).flatten(0, 1)[start - first * group : stop - first * group]
 
     def unite(self, parts: Sequence[Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        fused = torch.cat(list(parts)).unflatten(
-            0, (config.num_kv_heads, config.rows_per_kv_head)
-        )
+        fused = torch.cat(list(parts)).unflatten(0, (config.num_kv_heads, config.rows_per_kv_head))
         names_and_rows = self._rows(config)
         pieces = fused.split([rows for _, rows in names_and_rows], dim=1)
         return {

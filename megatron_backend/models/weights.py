@@ -1,7 +1,6 @@
 """Weights into a Megatron model from Hugging Face tensors, and back into a folder of them."""
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -44,11 +43,3 @@ def first_layer(model: GPTModel) -> int:
 def output_weight_is_copy(model: GPTModel) -> bool:
     """True on a last stage that holds its own copy of a tied embedding."""
     return bool(model.share_embeddings_and_output_weights and not model.pre_process)
-
-
-def model_part_rank() -> tuple[int, int]:
-    """This rank's tensor- and pipeline-parallel rank in Megatron's global groups."""
-    return (
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-    )

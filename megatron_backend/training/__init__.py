@@ -1,0 +1,1 @@
+"""The optimizer step on one rank: log-probs, gradients, Adam, all summed over the whole layout."""

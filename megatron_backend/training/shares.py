@@ -1,0 +1,39 @@
+"""What each rank says of a step, and how that becomes one result. Free of Megatron."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from algorithms.batch import MetricSums
+from algorithms.protocols import StepResult
+from megatron_backend.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShare:
+    """One rank's view of a step.
+
+    Attributes:
+        loss: the whole step's loss, equal on every rank.
+        gradient_norm: of the whole gradient, before clipping, equal on every rank.
+        finite: False where the step was not taken, equal on every rank.
+        sums: metrics of this rank's own rows; empty on ranks that do not speak for theirs.
+    """
+
+    loss: float
+    gradient_norm: float
+    finite: bool
+    sums: Mapping[str, tuple[float, float]]
+
+
+def merge_step(layout: Layout, shares: Sequence[StepShare]) -> StepResult:
+    """The step's result, from the shares of all ranks in order."""
+    metrics = MetricSums()
+    for rank in layout.output_ranks:
+        metrics.add(shares[rank].sums)
+    first = shares[0]
+    return StepResult(
+        loss=first.loss,
+        gradient_norm=first.gradient_norm,
+        metrics=metrics.means(),
+        finite=first.finite,
+    )
