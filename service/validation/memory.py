@@ -2,8 +2,8 @@
 
 Activations, the KV cache and workspaces are left out: they depend on kernels and lengths. What is
 counted is what Megatron-Core's distributed optimizer keeps: weights in `precision.dtype`; gradients
-in fp32; two fp32 moments, and for bf16 an fp32 master copy, all three divided over the data-parallel
-ranks. A rank of the sampling copy holds weights only, as does the reference model of a KL term.
+in fp32; two fp32 moments and, for bf16, an fp32 master copy, all three divided over the ranks of
+data parallelism. The sampling copy holds weights only, as does the reference model of a KL term.
 """
 
 from dataclasses import dataclass

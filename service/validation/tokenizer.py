@@ -83,6 +83,7 @@ def _read_largest_id(path: Path, _mtime_ns: int, _size: int) -> int:
         raise ValueError(f"{path.name} has no model.vocab")
     added = tokenizer.get("added_tokens") or []
     ids += [entry["id"] for entry in added if isinstance(entry, dict) and "id" in entry]
-    if not ids or not all(isinstance(i, int) for i in ids):
+    numbers = [number for number in ids if isinstance(number, int)]
+    if not numbers or len(numbers) != len(ids):
         raise ValueError(f"{path.name} has no usable ids in model.vocab")
-    return max(ids)
+    return max(numbers)

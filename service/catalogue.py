@@ -1,0 +1,152 @@
+"""The environments that are installed, asked for in a process of their own.
+
+The service must not import them: they bring libraries of any weight and quality. So it runs
+`python -m environments describe` once, and `python -m environments check` for each reference that
+it has not seen; both answers are kept, since what is installed does not change while the service
+runs. A failed call is not kept: the next request tries again.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+MAX_CHECKS_KEPT = 1024
+MAX_STDERR_SHOWN = 2000
+
+
+class EnvironmentInfo(BaseModel):
+    """One environment of the registry."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    id: str
+    """Name, as in `environment.id` of a job."""
+    version: int
+    """Newest version."""
+    summary: str
+    """One line about it."""
+    config_schema: dict[str, Any]
+    """JSON schema of `environment.config`."""
+    max_turns: int
+    """Assistant turns after which an episode is cut, unless a job sets less."""
+    reward_range: tuple[float, float]
+    """Least and largest reward of an episode."""
+    tools: list[dict[str, Any]]
+    """What the policy may call, in OpenAI's function format."""
+
+
+class CatalogueUnavailable(Exception):
+    """The environments' process failed; nothing is known about them."""
+
+
+class ConfigFault(BaseModel):
+    """One fault that an environment found in its settings."""
+
+    loc: list[str | int]
+    message: str
+
+
+class _Answer(BaseModel):
+    version: int | None = None
+    errors: list[ConfigFault] = []
+
+
+class Catalogue:
+    """What is known about environments; may be used from any thread."""
+
+    def __init__(self, *, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._environments: dict[str, EnvironmentInfo] | None = None
+        self._checks: OrderedDict[str, _Answer] = OrderedDict()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the list is here."""
+        return self._environments is not None
+
+    def environments(self) -> Mapping[str, EnvironmentInfo]:
+        """Every installed environment, by id.
+
+        Raises:
+            CatalogueUnavailable: the list cannot be had.
+        """
+        with self._lock:  # one process, however many requests wait for it
+            if self._environments is None:
+                output, _ = self._call("describe", None)
+                try:
+                    found = TypeAdapter(list[EnvironmentInfo]).validate_json(output)
+                except ValidationError as error:
+                    raise CatalogueUnavailable(
+                        f"`python -m environments describe` wrote no usable list: {error}"
+                    ) from error
+                self._environments = {info.id: info for info in found}
+            return self._environments
+
+    def check(
+        self, *, id: str, version: int | None, max_turns: int | None, config: Mapping[str, Any]
+    ) -> tuple[int | None, list[ConfigFault]]:
+        """Checks a reference with the environment's own code.
+
+        Returns:
+            The version that it means, or None and what is wrong.
+
+        Raises:
+            CatalogueUnavailable: the environments' process failed.
+        """
+        reference = {"id": id, "version": version, "max_turns": max_turns, "config": config}
+        request = json.dumps(reference, sort_keys=True)
+        with self._lock:
+            known = self._checks.get(request)
+            if known is not None:
+                self._checks.move_to_end(request)
+                return known.version, known.errors
+        answer = self._ask(request)
+        with self._lock:
+            self._checks[request] = answer
+            if len(self._checks) > MAX_CHECKS_KEPT:
+                self._checks.popitem(last=False)
+        return answer.version, answer.errors
+
+    def _ask(self, request: str) -> _Answer:
+        output, code = self._call("check", request)
+        try:
+            answer = _Answer.model_validate_json(output)
+        except ValidationError as error:
+            raise CatalogueUnavailable(
+                f"`python -m environments check` wrote no usable answer: {error}"
+            ) from error
+        if (code == 0) != (answer.version is not None) or (code == 1) != bool(answer.errors):
+            raise CatalogueUnavailable(
+                f"`python -m environments check` ended with {code} and wrote {output[:200]!r}"
+            )
+        return answer
+
+    def _call(self, command: str, request: str | None) -> tuple[str, int]:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "environments", command],
+                input=request or "",
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                timeout=self._timeout_seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CatalogueUnavailable(
+                f"`python -m environments {command}` took more than {self._timeout_seconds} s"
+            ) from error
+        allowed = (0, 1) if command == "check" else (0,)
+        if done.returncode not in allowed:
+            raise CatalogueUnavailable(
+                f"`python -m environments {command}` ended with {done.returncode}: "
+                f"{done.stderr[-MAX_STDERR_SHOWN:].strip()}"
+            )
+        return done.stdout, done.returncode

@@ -1,0 +1,147 @@
+"""Finds the weights, config and tokenizer that a job names, before it is stored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.artifacts import checkpoint_folders, latest_step
+from service.jobs import Job, JobFolder
+from service.spec import ModelSource, ResolvedModel
+from service.store import NotFound, Store
+from service.validation.model_shape import ModelShape, read_shape
+from service.validation.paths import find_folder
+from service.validation.problems import FieldProblem, quote
+from service.validation.tokenizer import check_tokenizer, read_json_object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model that exists."""
+
+    resolved: ResolvedModel
+    shape: ModelShape
+    source: ModelSource
+    """The source with names and `latest` replaced by what they meant at submit."""
+
+
+class ModelFinder:
+    """Resolves `model` of a job."""
+
+    def __init__(self, *, roots: Sequence[Path], jobs_dir: Path, store: Store) -> None:
+        self._roots = roots
+        self._jobs_dir = jobs_dir
+        self._store = store
+
+    def find(self, source: ModelSource) -> tuple[FoundModel | None, list[FieldProblem]]:
+        """The model, or None and what is wrong with its source."""
+        if source.from_job is not None:
+            return self._from_job(source.from_job)
+        if source.path is not None:
+            return self._from_path(source, source.path)
+        return self._random(source)
+
+    def _from_path(
+        self, source: ModelSource, name: str
+    ) -> tuple[FoundModel | None, list[FieldProblem]]:
+        field = "model.path"
+        folder, problem = find_folder(name, self._roots, field)
+        if folder is None:
+            return None, [problem] if problem else []
+        try:
+            config = read_json_object(folder / "config.json")
+        except ValueError as error:
+            return None, [FieldProblem(field=field, message=str(error), fix="save the model again")]
+        if config is None:
+            problem = FieldProblem(
+                field=field,
+                message=f"there is no config.json in {quote(name)}",
+                fix="name a folder as save_pretrained writes it",
+            )
+            return None, [problem]
+        if not any(folder.glob("*.safetensors")):
+            problem = FieldProblem(
+                field=field,
+                message=f"there are no *.safetensors in {quote(name)}",
+                fix="save the weights with save_pretrained; pickled weights are not read",
+            )
+            return None, [problem]
+        shape, problems = read_shape(config, field)
+        vocabulary = shape.vocabulary if shape else None
+        problems += check_tokenizer(folder, vocabulary=vocabulary, field=field)
+        if shape is None or problems:
+            return None, problems
+        resolved = ResolvedModel(
+            kind="huggingface", config=config, tokenizer=str(folder), weights=str(folder)
+        )
+        return FoundModel(resolved=resolved, shape=shape, source=source), []
+
+    def _random(self, source: ModelSource) -> tuple[FoundModel | None, list[FieldProblem]]:
+        init = source.init
+        if init is None:
+            raise ValueError("the source names no model")  # its own validator excludes that
+        shape, problems = read_shape(init.config, "model.init.config")
+        field = "model.init.tokenizer"
+        folder, problem = find_folder(init.tokenizer, self._roots, field)
+        if problem:
+            problems.append(problem)
+        if folder is not None:
+            vocabulary = shape.vocabulary if shape else None
+            problems += check_tokenizer(folder, vocabulary=vocabulary, field=field)
+        if shape is None or folder is None or problems:
+            return None, problems
+        resolved = ResolvedModel(kind="random", config=init.config, tokenizer=str(folder))
+        return FoundModel(resolved=resolved, shape=shape, source=source), []
+
+    def _from_job(self, reference: str) -> tuple[FoundModel | None, list[FieldProblem]]:
+        field = "model.from"
+        name, _, wanted = reference.removeprefix("job:").rpartition("@")
+        try:
+            job = self._store.jobs.find(name)
+        except NotFound:
+            problem = FieldProblem(
+                field=field,
+                message=f"there is no job with the id or name {quote(name)}",
+                fix="GET /v1/jobs lists them",
+            )
+            return None, [problem]
+        folder, missing = self._checkpoint(job, wanted, field)
+        if folder is None:
+            return None, [missing] if missing else []
+        earlier = job.context().model
+        # A checkpoint carries its own config and tokenizer; the job's are the same, elsewhere.
+        own = folder / "hf"
+        config = read_json_object(own / "config.json") or earlier.config
+        tokenizer = own if (own / "tokenizer.json").is_file() else Path(earlier.tokenizer)
+        shape, problems = read_shape(config, field)
+        vocabulary = shape.vocabulary if shape else None
+        problems += check_tokenizer(tokenizer, vocabulary=vocabulary, field=field)
+        if shape is None or problems:
+            return None, problems
+        resolved = ResolvedModel(
+            kind="checkpoint", config=config, tokenizer=str(tokenizer), weights=str(folder)
+        )
+        step = int(folder.name.removeprefix("step-"))
+        pinned = ModelSource.model_validate({"from": f"job:{job.id}@{step}"})
+        return FoundModel(resolved=resolved, shape=shape, source=pinned), []
+
+    def _checkpoint(
+        self, job: Job, wanted: str, field: str
+    ) -> tuple[Path | None, FieldProblem | None]:
+        root = JobFolder(self._jobs_dir / job.id).checkpoints_path
+        steps = checkpoint_folders(root)
+        if not steps:
+            return None, FieldProblem(
+                field=field,
+                message=f"the job {job.id} ({job.state}) has no checkpoint yet",
+                fix="wait for it to end, or set checkpoint.every_steps",
+            )
+        if wanted == "latest":
+            latest = latest_step(root)
+            return steps[latest if latest in steps else max(steps)], None
+        if int(wanted) in steps:
+            return steps[int(wanted)], None
+        return None, FieldProblem(
+            field=field,
+            message=f"the job {job.id} has no checkpoint of step {int(wanted)}",
+            fix=f"use latest, or one of the steps: {', '.join(map(str, sorted(steps)))}",
+        )

@@ -1,0 +1,121 @@
+"""From a job document to something that can be launched, or to everything that is wrong with it.
+
+Nothing is stored or started here, so `POST /v1/jobs:plan` and `POST /v1/jobs` share this code, and
+a plan that was accepted can only be refused a moment later where the world has changed.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.catalogue import Catalogue
+from service.settings import Settings
+from service.spec import JobContext, JobSpec
+from service.store import Store
+from service.validation.batch import check_batch, check_lengths, check_schedule
+from service.validation.environments import resolve_environment
+from service.validation.files import find_files
+from service.validation.layout import check_layout, check_rollout_world, resolve_dp
+from service.validation.model import FoundModel, ModelFinder
+from service.validation.problems import FieldProblem, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedJob:
+    """A job with nothing left to find out."""
+
+    spec: JobSpec
+    """The document with environment versions and the model's checkpoint pinned."""
+    dp: int
+    model: FoundModel
+    files: dict[str, str]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.spec.parallel.tp * self.spec.parallel.pp * self.dp
+
+    def context(self, job_id: str) -> JobContext:
+        """What the driver of the job gets."""
+        return JobContext(
+            job_id=job_id,
+            spec=self.spec,
+            dp=self.dp,
+            model=self.model.resolved,
+            files=self.files,
+        )
+
+
+class Validator:
+    """Checks jobs against what this service has: models, files, environments, launchers."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: Store,
+        catalogue: Catalogue,
+        clusters: Collection[str],
+    ) -> None:
+        self._files_dir: Path = settings.files_dir
+        self._store = store
+        self._catalogue = catalogue
+        self._clusters = sorted(clusters)
+        self._models = ModelFinder(
+            roots=settings.all_model_roots, jobs_dir=settings.jobs_dir, store=store
+        )
+
+    def accept(self, spec: JobSpec) -> AcceptedJob:
+        """Checks a job.
+
+        Raises:
+            InvalidRequest: with every fault that was found.
+            CatalogueUnavailable: the environments' process failed.
+        """
+        problems = self._check_cluster(spec) + check_schedule(spec)
+        dp, found = resolve_dp(spec)
+        problems += found
+        if dp is not None:
+            problems += check_batch(spec, dp)
+            problems += check_rollout_world(spec, spec.parallel.tp * spec.parallel.pp * dp)
+        model, found = self._models.find(spec.model)
+        problems += found
+        if model is not None:
+            problems += check_layout(spec, model.shape) + check_lengths(spec, model.shape)
+        files: dict[str, str] = {}
+        if spec.data is not None:
+            files, found = find_files(spec.data, self._store, self._files_dir)
+            problems += found
+        pinned, found = self._pin_environments(spec)
+        problems += found
+        if problems or dp is None or model is None:
+            raise InvalidRequest(problems)
+        pinned = pinned.model_copy(update={"model": model.source})
+        return AcceptedJob(spec=pinned, dp=dp, model=model, files=files)
+
+    def _check_cluster(self, spec: JobSpec) -> list[FieldProblem]:
+        cluster = spec.resources.cluster
+        if cluster in self._clusters:
+            return []
+        problem = FieldProblem(
+            field="resources.cluster",
+            message=f"this service has no cluster {cluster!r}",
+            fix=f"use one of: {', '.join(self._clusters)}",
+        )
+        return [problem]
+
+    def _pin_environments(self, spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
+        problems: list[FieldProblem] = []
+        if spec.environment is not None:
+            reference, found = resolve_environment(spec.environment, self._catalogue, "environment")
+            problems += found
+            spec = spec.model_copy(update={"environment": reference})
+        held_out = spec.evaluation.environment
+        if held_out is not None:
+            reference, found = resolve_environment(
+                held_out, self._catalogue, "evaluation.environment"
+            )
+            problems += found
+            evaluation = spec.evaluation.model_copy(update={"environment": reference})
+            spec = spec.model_copy(update={"evaluation": evaluation})
+        return spec, problems
