@@ -1,0 +1,31 @@
+"""A model's weights, and nothing else, from a published checkpoint of any layout."""
+
+from pathlib import Path
+
+from megatron.core import dist_checkpointing
+from megatron.core.models.gpt import GPTModel
+
+STATE = "state"
+"""Folder inside a checkpoint that holds what Megatron's `torch_dist` format is made of."""
+
+
+def load_model_weights(model: GPTModel, checkpoint: Path) -> None:
+    """Fills this rank's part of a model. Every rank of the model must call it.
+
+    Rows that pad the vocabulary are zero where the checkpoint, written under another tensor
+    parallelism, has fewer of them; the loss and the sampler never look at them.
+
+    Args:
+        model: as built; its layout need not be the checkpoint's.
+        checkpoint: a published folder, `step-XXXXXXXX`.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint (any more).
+        megatron.core.dist_checkpointing.core.CheckpointingException: a tensor is missing or has
+            another shape.
+    """
+    folder = checkpoint / STATE
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{checkpoint} holds no checkpoint: was it deleted?")
+    loaded = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(folder))
+    model.load_state_dict(loaded["model"])
