@@ -1,0 +1,111 @@
+"""Rows of the training file as steps, and the loss on the validation file."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from algorithms.batch import Batch, Normalizer
+from algorithms.data.chat import ChatFormat
+from algorithms.data.collation import collate
+from algorithms.data.dataset import Dataset, load_dataset
+from algorithms.data.jsonl import RowError
+from algorithms.data.sampler import Sampler
+from algorithms.errors import JobFailure
+from algorithms.phases import PhaseClock
+from algorithms.protocols import TrainEngine
+from algorithms.samples import Samples
+from service.spec import JobContext, Reason
+
+
+def open_dataset(
+    context: JobContext, chat: ChatFormat, which: Literal["train", "validation"]
+) -> Dataset | None:
+    """The named file of the job's `data`, tokenized; None where the job names none.
+
+    Raises:
+        JobFailure: USER_ERROR, naming the file and the line.
+    """
+    data = context.spec.data
+    file_id = getattr(data, which) if data is not None else None
+    if data is None or file_id is None:
+        return None
+    try:
+        return load_dataset(
+            Path(context.files[file_id]),
+            chat,
+            max_length=context.spec.training.max_length,
+            too_long=data.too_long,
+        )
+    except (RowError, ValueError) as error:
+        raise JobFailure(Reason.USER_ERROR, f"data.{which} ({file_id}): {error}") from error
+
+
+class RowSource:
+    """Steps of `training.global_batch_size` rows; see `algorithms.samples.Source`."""
+
+    online = False
+
+    def __init__(self, context: JobContext, chat: ChatFormat, dataset: Dataset) -> None:
+        spec = context.spec
+        seed = spec.data.shuffle_seed if spec.data is not None else 0
+        self._examples = dataset.examples
+        self._sampler = Sampler(len(dataset.examples), seed=seed)
+        self._batch_size = spec.training.global_batch_size
+        self._padding_id = chat.padding_id
+        self._max_length = spec.training.max_length
+        rows = spec.training.epochs * len(dataset.examples)
+        self.total_steps = spec.training.steps or math.ceil(rows / self._batch_size)
+
+    def draw(self, step: int, clock: PhaseClock) -> Samples:  # noqa: ARG002
+        """The next rows. `data_start` and `data_end` say which, for anyone who asks later."""
+        with clock("data"):
+            draw = self._sampler.draw(self._batch_size)
+            batch = collate(
+                [self._examples[index] for index in draw.indices],
+                padding_id=self._padding_id,
+                max_length=self._max_length,
+            )
+        return Samples(
+            batch=batch,
+            metrics={
+                "data_epoch": draw.epoch,
+                "data_start": draw.start,
+                "data_end": draw.end,
+            },
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self._sampler.position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._sampler.position = int(state["position"])
+
+
+def validation_loss(
+    train: TrainEngine, dataset: Dataset, *, batch_size: int, padding_id: int, max_length: int
+) -> float:
+    """The algorithm's loss on a whole file, as if it were one batch.
+
+    The last batch is filled up with sequences that have no trained token, so that every batch
+    divides as the training batch does; they add nothing to the loss or to the counts.
+    """
+    batches = []
+    for start in range(0, len(dataset.examples), batch_size):
+        examples = list(dataset.examples[start : start + batch_size])
+        filling = batch_size - len(examples)
+        batch = collate(
+            examples + examples[:1] * filling, padding_id=padding_id, max_length=max_length
+        )
+        batch.loss_mask[batch_size - filling :] = 0.0
+        batches.append(batch)
+    normalizer = _whole(batches)
+    return math.fsum(train.evaluate_loss(batch, normalizer).loss for batch in batches)
+
+
+def _whole(batches: list[Batch]) -> Normalizer:
+    """Counts over all batches together."""
+    return Normalizer(
+        tokens=max(sum(float(b.loss_mask.sum()) for b in batches), 1.0),
+        sequences=max(sum(float((b.loss_mask.sum(dim=1) > 0).sum()) for b in batches), 1.0),
+    )

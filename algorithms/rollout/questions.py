@@ -1,0 +1,77 @@
+"""Which questions are trained on, and which are held out.
+
+A step's questions depend on the step's number alone, so a resumed job asks what the uninterrupted
+one would have asked. A question that is held out is never trained on, by its key, even where two
+seeds happen to draw it.
+"""
+
+from collections.abc import Collection
+
+from pydantic import BaseModel
+
+from environments.protocol import EnvironmentType, Item
+
+
+def held_out_items(
+    environment: EnvironmentType, config: BaseModel, *, seed: int, count: int
+) -> list[Item]:
+    """The first `count` different questions of the seed; fewer where the source has fewer."""
+    wanted = count
+    while True:
+        drawn = environment.items(config, seed=seed, count=wanted)
+        different = {environment.key(item): item for item in reversed(drawn)}
+        in_order = [item for item in drawn if different.get(environment.key(item)) is item]
+        if len(in_order) >= count or len(drawn) < wanted:
+            return in_order[:count]
+        wanted *= 2
+
+
+class Questions:
+    """Training questions in the environment's own order, without those that are held out.
+
+    A finite source begins again when it is used up.
+    """
+
+    def __init__(
+        self,
+        environment: EnvironmentType,
+        config: BaseModel,
+        *,
+        seed: int,
+        held_out: Collection[str] = (),
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._seed = seed
+        self._held_out = frozenset(held_out)
+        self._drawn = 0
+        self._exhausted = False
+        self._items: list[Item] = []
+
+    def of_step(self, step: int, count: int) -> list[Item]:
+        """The `count` questions of step 1, 2, ...
+
+        Raises:
+            ValueError: the source has no question that is not held out.
+        """
+        start, end = (step - 1) * count, step * count
+        while len(self._items) < end and not self._exhausted:
+            self._draw_more(end)
+        if not self._items:
+            raise ValueError(
+                f"environment {self._environment.id} has no training question that is not held "
+                "out; evaluate on fewer `evaluation.items`"
+            )
+        return [self._items[place % len(self._items)] for place in range(start, end)]
+
+    def _draw_more(self, needed: int) -> None:
+        """Doubles the prefix that is known: `items` gives the same beginning for a larger count."""
+        wanted = max(2 * self._drawn, needed + len(self._held_out))
+        drawn = self._environment.items(self._config, seed=self._seed, count=wanted)
+        self._items += [
+            item
+            for item in drawn[self._drawn :]
+            if self._environment.key(item) not in self._held_out
+        ]
+        self._exhausted = len(drawn) < wanted
+        self._drawn = len(drawn)

@@ -1,0 +1,84 @@
+"""Numbers about a set of episodes."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from algorithms.errors import JobFailure
+from algorithms.rollout.episode import Episode
+from service.spec import Reason
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Means over the episodes that did not fail; a mean over nothing is left out.
+
+    `reward_std` is the sample standard deviation over all of them, not within groups. What an
+    environment counts itself appears as `environment_<name>`, a mean over episodes.
+    """
+    played = [episode for episode in episodes if episode.error is None]
+    rewards = [episode.reward for episode in played if episode.reward is not None]
+    metrics: dict[str, float] = {
+        "episodes": len(episodes),
+        "episodes_failed": len(episodes) - len(played),
+        "episodes_unscored": len(played) - len(rewards),
+    }
+    if rewards:
+        metrics["reward_mean"] = math.fsum(rewards) / len(rewards)
+        metrics["reward_std"] = _standard_deviation(rewards)
+    if played:
+        metrics["tool_rate"] = _share([episode.tool_calls > 0 for episode in played])
+        metrics["malformed_tool_rate"] = _share([e.malformed_tool_calls > 0 for e in played])
+        metrics["truncated_rate"] = _share([episode.truncated for episode in played])
+        metrics["policy_tokens_mean"] = sum(sum(e.policy_mask) for e in played) / len(played)
+        for name in sorted({name for episode in played for name in episode.metrics}):
+            values = [e.metrics[name] for e in played if name in e.metrics]
+            metrics[f"environment_{name}"] = math.fsum(values) / len(values)
+    return metrics
+
+
+def error_counts(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many episodes failed, by exception class."""
+    return dict(Counter(episode.error for episode in episodes if episode.error is not None))
+
+
+def error_warning(episodes: Sequence[Episode]) -> list[Mapping[str, Any]]:
+    """One warning for people about the failed episodes, or none."""
+    failed = [episode for episode in episodes if episode.error is not None]
+    if not failed:
+        return []
+    return [
+        {
+            "message": f"{len(failed)} of {len(episodes)} episodes failed and are not trained; "
+            f"the first said: {failed[0].error}: {failed[0].error_message}"[:2000],
+            "errors": error_counts(episodes),
+        }
+    ]
+
+
+def refuse_many_errors(episodes: Sequence[Episode], max_error_rate: float) -> None:
+    """Lets a few failed episodes pass.
+
+    Raises:
+        JobFailure: ENVIRONMENT_ERRORS, where the share that failed is above `max_error_rate`.
+    """
+    failed = [episode for episode in episodes if episode.error is not None]
+    if len(failed) > max_error_rate * len(episodes):
+        kinds = ", ".join(f"{count} {name}" for name, count in error_counts(episodes).items())
+        raise JobFailure(
+            Reason.ENVIRONMENT_ERRORS,
+            f"{len(failed)} of {len(episodes)} episodes failed ({kinds}), more than "
+            f"`rollout.max_error_rate` {max_error_rate:g} allows; the first said: "
+            f"{failed[0].error}: {failed[0].error_message}",
+        )
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags)
+
+
+def _standard_deviation(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,140 @@
+"""Opens what a job names: its rows or its environment, and what it is evaluated on."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from algorithms.data.chat import ChatFormat
+from algorithms.data.dataset import Dataset
+from algorithms.data.source import RowSource, open_dataset
+from algorithms.errors import JobFailure
+from algorithms.evaluate import Evaluator
+from algorithms.protocols import Recorder, Workers
+from algorithms.rollout.collector import Collector
+from algorithms.rollout.questions import Questions, held_out_items
+from algorithms.rollout.source import EpisodeSource
+from algorithms.samples import Source
+from environments import registry
+from environments.protocol import EnvironmentType
+from service.spec import EnvironmentRef, JobContext, Reason
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the loop runs on."""
+
+    source: Source
+    evaluator: Evaluator | None
+    validation: Dataset | None
+    padding_id: int
+
+
+def open_parts(
+    context: JobContext,
+    workers: Workers,
+    tokenizer: "PreTrainedTokenizerFast",
+    recorder: Recorder,
+) -> Parts:
+    """Reads and checks all data before the first step.
+
+    Raises:
+        JobFailure: USER_ERROR, with the place.
+    """
+    try:
+        chat = ChatFormat(tokenizer)
+    except ValueError as error:
+        raise JobFailure(Reason.USER_ERROR, f"the model's tokenizer: {error}") from error
+    evaluator = _open_evaluator(context, workers, chat)
+    if context.spec.environment is not None and context.spec.algorithm.online:
+        source: Source = _open_episodes(context, workers, chat, context.spec.environment, evaluator)
+    else:
+        source = _open_rows(context, chat, recorder)
+    return Parts(
+        source=source,
+        evaluator=evaluator,
+        validation=open_dataset(context, chat, "validation"),
+        padding_id=chat.padding_id,
+    )
+
+
+def _open_rows(context: JobContext, chat: ChatFormat, recorder: Recorder) -> RowSource:
+    dataset = open_dataset(context, chat, "train")
+    if dataset is None:
+        raise JobFailure(Reason.USER_ERROR, "`data` is needed: this algorithm trains on rows")
+    if dataset.dropped or dataset.truncated:
+        total = len(dataset.examples) + dataset.dropped
+        message = (
+            f"of {total} rows, {dataset.dropped} were dropped and {dataset.truncated} truncated: "
+            f"they are longer than `training.max_length` {context.spec.training.max_length}"
+        )
+        recorder.record(
+            "warning",
+            {"message": message, "dropped": dataset.dropped, "truncated": dataset.truncated},
+        )
+    return RowSource(context, chat, dataset)
+
+
+def _open_episodes(
+    context: JobContext,
+    workers: Workers,
+    chat: ChatFormat,
+    reference: EnvironmentRef,
+    evaluator: Evaluator | None,
+) -> EpisodeSource:
+    environment, config = _open_environment(reference)
+    held_out = []
+    if evaluator is not None:
+        held_out = [evaluator.collector.environment.key(item) for item in evaluator.items]
+    questions = Questions(environment, config, seed=reference.seed, held_out=held_out)
+    collector = _collector(context, workers, chat, reference, environment, config)
+    return EpisodeSource(context, chat, collector, questions)
+
+
+def _open_evaluator(context: JobContext, workers: Workers, chat: ChatFormat) -> Evaluator | None:
+    evaluation, reference = context.spec.evaluation, context.spec.evaluation_environment
+    if evaluation.items == 0 or reference is None:
+        return None
+    environment, config = _open_environment(reference)
+    items = held_out_items(environment, config, seed=evaluation.seed, count=evaluation.items)
+    if not items:
+        raise JobFailure(
+            Reason.USER_ERROR, f"environment {reference.id} has no question to evaluate on"
+        )
+    return Evaluator(
+        collector=_collector(context, workers, chat, reference, environment, config),
+        items=items,
+        modes=evaluation.modes,
+        rollout=context.spec.rollout,
+        seed=context.spec.training.seed,
+    )
+
+
+def _open_environment(reference: EnvironmentRef) -> tuple[EnvironmentType, BaseModel]:
+    environment = registry.get(reference.id, reference.version)
+    return environment, environment.config_model.model_validate(reference.config)
+
+
+def _collector(
+    context: JobContext,
+    workers: Workers,
+    chat: ChatFormat,
+    reference: EnvironmentRef,
+    environment: EnvironmentType,
+    config: BaseModel,
+) -> Collector:
+    if workers.generator is None:
+        raise ValueError("episodes need workers with a generator")
+    rollout = context.spec.rollout
+    return Collector(
+        environment=environment,
+        config=config,
+        max_turns=reference.max_turns or environment.max_turns,
+        generator=workers.generator,
+        chat=chat,
+        max_new_tokens=rollout.max_new_tokens,
+        timeout_seconds=rollout.episode_timeout_seconds,
+    )
