@@ -1,0 +1,146 @@
+"""From logits to tokens and their log-probs, with the vocabulary split over ranks.
+
+A draw inverts the cumulative distribution at one uniform number: the first token whose cumulative
+mass exceeds `uniform * total`. The order of tokens is that of the whole vocabulary, so the same
+number gives the same token however the vocabulary is split. No rank ever holds another's logits:
+the ranks exchange their largest logit and their mass, then the one that the draw falls on tells the
+others the token. All ranks decide from the same gathered numbers, so they agree.
+
+The log-prob comes from the same logits, after temperature and with padded vocabulary at -inf; the
+trainer's is log softmax(logits / temperature), which is the same number.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyShard:
+    """A rank's part of the vocabulary.
+
+    Attributes:
+        start: id of its first column.
+        real: how many of its columns are tokens; the others, which come last, are padding.
+        group: the tensor-parallel group; None where there is one rank.
+    """
+
+    start: int
+    real: int
+    group: dist.ProcessGroup | None
+
+
+def sample(
+    logits: Tensor, *, temperature: float, uniforms: Tensor, shard: VocabularyShard
+) -> tuple[Tensor, Tensor]:
+    """Draws one token a row, at random.
+
+    Args:
+        logits: [B, vocabulary / tp].
+        temperature: above 0.
+        uniforms: [B] float64 in (0, 1), the same on all ranks.
+        shard: this rank's part of the vocabulary.
+
+    Returns:
+        [B] int64 tokens and [B] float32 log-probs at `temperature`.
+
+    Raises:
+        FloatingPointError: a row of logits holds NaN or infinity.
+    """
+    scaled = _without_padding(logits, shard) / temperature
+    peak = _finite_peak(scaled.amax(dim=-1))
+    mass = (scaled - peak[:, None]).exp_().cumsum(-1, dtype=torch.float64)
+    if shard.group is None:
+        total = _checked(mass[:, -1])
+        column = _first_above(mass, uniforms * total)
+        return column, _log_prob(_at(scaled, column), peak, total)
+
+    peaks, masses = _gather(torch.stack([peak.double(), mass[:, -1]]), shard.group).unbind(1)
+    highest = peaks.amax(0)
+    shares = masses * (peaks - highest).exp()
+    bounds = shares.cumsum(0)
+    total = _checked(bounds[-1])
+    target = uniforms * total
+    rank = shard.group.rank()
+    owner = (bounds <= target).sum(0).clamp(max=len(bounds) - 1)
+    within = (target - (bounds - shares)[rank]) * (highest - peaks[rank]).exp()
+    column = _first_above(mass, within)
+    answer = torch.stack([(column + shard.start).double(), _at(scaled, column).double()])
+    answer[:, owner != rank] = 0
+    dist.all_reduce(answer, group=shard.group)
+    return answer[0].long(), _log_prob(answer[1], highest, total)
+
+
+def greedy(logits: Tensor, *, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
+    """Takes the likeliest token of each row, the lowest id among equals.
+
+    Args:
+        logits: [B, vocabulary / tp].
+        shard: this rank's part of the vocabulary.
+
+    Returns:
+        [B] int64 tokens and [B] float32 log-probs at temperature 1.
+
+    Raises:
+        FloatingPointError: a row of logits holds NaN or infinity.
+    """
+    real = _without_padding(logits, shard)
+    largest, column = real.max(dim=-1)
+    peak = _finite_peak(largest)
+    mass = (real - peak[:, None]).exp_().sum(-1, dtype=torch.float64)
+    if shard.group is None:
+        return column, _log_prob(peak, peak, _checked(mass))
+
+    local = torch.stack([peak.double(), (column + shard.start).double(), mass])
+    peaks, tokens, masses = _gather(local, shard.group).unbind(1)
+    highest, owner = peaks.max(dim=0)
+    total = _checked((masses * (peaks - highest).exp()).sum(0))
+    return _at(tokens.T, owner).long(), _log_prob(highest, highest, total)
+
+
+def _without_padding(logits: Tensor, shard: VocabularyShard) -> Tensor:
+    """[B, columns] float32 with padded vocabulary at -inf."""
+    logits = logits.float()
+    if shard.real < logits.shape[1]:
+        logits[:, shard.real :] = -torch.inf
+    return logits
+
+
+def _finite_peak(largest: Tensor) -> Tensor:
+    """The largest logit to subtract; on a rank that holds padding only it is -inf, and -inf minus
+    -inf would be NaN where it has to be a mass of 0."""
+    return largest.clamp(min=torch.finfo(largest.dtype).min)
+
+
+def _checked(total: Tensor) -> Tensor:
+    if not bool(torch.isfinite(total).all()):
+        raise FloatingPointError(
+            "the model's logits are not finite, so nothing can be sampled: its weights have "
+            "diverged (lower the learning rate), or were never loaded"
+        )
+    return total
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """[B] first column whose cumulative mass exceeds the target; it has mass of its own."""
+    below_all = torch.minimum(target, cumulative[:, -1] * (1 - 2.0**-50))
+    return torch.searchsorted(cumulative, below_all[:, None], right=True)[:, 0].clamp_(
+        max=cumulative.shape[1] - 1
+    )
+
+
+def _at(values: Tensor, columns: Tensor) -> Tensor:
+    return values.gather(1, columns[:, None])[:, 0]
+
+
+def _log_prob(logit: Tensor, peak: Tensor, total: Tensor) -> Tensor:
+    return (logit - peak - total.log()).float()
+
+
+def _gather(local: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[ranks, *local.shape]."""
+    shares = [torch.empty_like(local) for _ in range(group.size())]
+    dist.all_gather(shares, local, group=group)
+    return torch.stack(shares)

@@ -1,0 +1,1 @@
+"""Moves training weights to the generation layout on the same ranks."""
