@@ -9,7 +9,9 @@ computed, so it can be answered by the CPU:
 - streams and events do nothing, since every CPU operation is already in order;
 - the CUDA generator is the CPU generator;
 - `Tensor.type()` names the CUDA type;
-- pinned memory is ordinary memory.
+- pinned memory is ordinary memory;
+- `torch.compile` leaves a function as it is. Megatron-Core compiles small fusions while it is being
+  imported, which costs each process five seconds for nothing, and would need a C++ compiler.
 
 `install` changes torch for the whole process. So it belongs into the processes of ranks only, comes
 before the first import of `megatron.core`, does nothing where CUDA is present, and says so loudly
@@ -102,6 +104,7 @@ def install() -> None:
     _replace_cuda()
     _replace_generators()
     _replace_devices()
+    torch.compile = _uncompiled
 
 
 def _cpu_device(device: Any) -> Any:
@@ -118,12 +121,18 @@ def _replace(owner: Any, replacements: dict[str, Any]) -> None:
         setattr(owner, name, value)
 
 
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    return None
+def _constant(value: Any) -> Callable[..., Any]:
+    """A new function that takes anything and gives `value`.
+
+    New each time: torch's compiler keeps a table of torch's functions, and refuses one that stands
+    there twice.
+    """
+    return lambda *_args, **_kwargs: value
 
 
-def _zero(*_args: Any, **_kwargs: Any) -> int:
-    return 0
+def _uncompiled(function: Any = None, **_options: Any) -> Any:
+    """`torch.compile`, as a call or as a decorator, that compiles nothing."""
+    return function if function is not None else lambda decorated: decorated
 
 
 def _replace_cuda() -> None:
@@ -133,20 +142,20 @@ def _replace_cuda() -> None:
         {
             "Event": _Event,
             "Stream": _Stream,
-            "current_device": lambda: _CPU,
+            "current_device": _constant(_CPU),
             "current_stream": lambda *_a, **_k: _Stream(),
             "default_stream": lambda *_a, **_k: _Stream(),
-            "device_count": lambda: 1,
-            "empty_cache": _nothing,
-            "get_device_capability": lambda *_a, **_k: (0, 0),
-            "get_device_properties": lambda *_a, **_k: properties,
-            "is_current_stream_capturing": lambda: False,
-            "max_memory_allocated": _zero,
-            "memory_allocated": _zero,
-            "set_device": _nothing,
+            "device_count": _constant(1),
+            "empty_cache": _constant(None),
+            "get_device_capability": _constant((0, 0)),
+            "get_device_properties": _constant(properties),
+            "is_current_stream_capturing": _constant(False),
+            "max_memory_allocated": _constant(0),
+            "memory_allocated": _constant(0),
+            "set_device": _constant(None),
             "stream": lambda _stream: contextlib.nullcontext(),
-            "synchronize": _nothing,
-            "_lazy_init": _nothing,
+            "synchronize": _constant(None),
+            "_lazy_init": _constant(None),
         },
     )
 

@@ -23,7 +23,8 @@ def prepare() -> None:
         torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import megatron.core.parallel_state  # noqa: F401
+        import megatron.core.models.gpt
+        import megatron.core.optimizer  # noqa: F401
 
 
 def device() -> torch.device:

@@ -8,7 +8,6 @@ split changes nothing.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch

@@ -1,0 +1,109 @@
+"""Processes that play the ranks of a layout, for tests.
+
+`Ranks.run(layout, function, *args)` calls `function(rank, *args)` in one process per rank, after
+they have joined as that layout, and gives back what each returned. The function must be a module's
+own (it travels by name), and imports Megatron inside itself. The processes live as long as the test
+session and are forked from one that has imported Megatron, so a run costs a fraction of a second.
+"""
+
+import io
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+import torch
+
+from megatron_backend.layout import Layout
+
+TIMEOUT_SECONDS = 240
+
+
+class Ranks:
+    """A pool of processes; see the module's text."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["tests.megatron_backend.preload"])
+        self._processes: list[tuple[ForkServerProcess, Connection]] = []
+
+    def run(self, layout: Layout, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Calls `function(rank, *args)` on every rank of `layout`; results in rank order.
+
+        Raises:
+            RuntimeError: a rank failed; the message holds its traceback.
+        """
+        self._start(layout.world_size)
+        port = _free_port()
+        members = self._processes[: layout.world_size]
+        for rank, (_, connection) in enumerate(members):
+            connection.send_bytes(_dump((layout, rank, port, function, args)))
+        results = []
+        for rank, (process, connection) in enumerate(members):
+            try:
+                if not connection.poll(TIMEOUT_SECONDS):
+                    raise RuntimeError(f"rank {rank} of {layout} did not answer")
+                error, value = _load(connection.recv_bytes())
+            except EOFError:
+                error, value = f"process ended with code {process.exitcode}", None
+            if error is not None:
+                self.close()  # the other ranks may wait for this one for ever
+                raise RuntimeError(f"rank {rank} of {layout} failed:\n{error}")
+            results.append(value)
+        return results
+
+    def close(self) -> None:
+        """Ends the processes; the next run starts new ones."""
+        for process, connection in self._processes:
+            connection.close()
+            process.kill()
+            process.join()
+        self._processes = []
+
+    def _start(self, count: int) -> None:
+        while len(self._processes) < count:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append((process, ours))
+
+
+def _serve(connection: Connection) -> None:
+    from megatron_backend.runtime import distributed
+
+    while True:
+        try:
+            layout, rank, port, function, args = _load(connection.recv_bytes())
+        except EOFError:
+            return
+        answer: tuple[str | None, Any]
+        try:
+            distributed.initialize(layout, rank, address="127.0.0.1", port=port, seed=1)
+            answer = (None, function(rank, *args))
+            distributed.shutdown()
+        except Exception:  # noqa: BLE001 - it is raised again in the test's process
+            answer = (traceback.format_exc(), None)
+        connection.send_bytes(_dump(answer))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _dump(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _load(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
