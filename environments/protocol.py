@@ -58,6 +58,7 @@ class StepResult:
         terminated: the episode came to its own end.
         truncated: the episode was cut (turn limit).
         info: `reward_components` and `metrics` (numbers by name), and a `reason` where unscorable.
+            Numbers are this turn's alone, as the reward is: an episode's are the sums over turns.
     """
 
     messages: Sequence[Message]
@@ -92,6 +93,7 @@ class EnvironmentType(Protocol):
     config_model: type[BaseModel]
     """Checked at submit; strict, closed, every field described."""
     max_turns: int
+    """Assistant turns of an episode, where the job does not say otherwise."""
     reward_range: tuple[float, float]
     tools: Sequence[Mapping[str, Any]]
     """Tools in OpenAI's function format; empty where there are none."""
@@ -107,6 +109,6 @@ class EnvironmentType(Protocol):
         """What makes two items the same question; held-out items are told from others by it."""
         ...
 
-    def make(self, config: BaseModel) -> Env:
-        """A fresh environment for one episode."""
+    def make(self, config: BaseModel, *, max_turns: int | None = None) -> Env:
+        """A fresh environment for one episode of at most `max_turns` turns (None: the type's)."""
         ...
