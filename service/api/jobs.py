@@ -1,0 +1,214 @@
+"""Jobs: submit, plan, list, look at, cancel."""
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from service.api.context import Caller, Service, ServiceContext
+from service.api.paging import After, Limit, read_page
+from service.api.problems import Refusal
+from service.api.resources import (
+    CheckpointResource,
+    JobResource,
+    JobSummary,
+    Listing,
+    MetricsRow,
+    Plan,
+    RankMemory,
+)
+from service.api.views import job_resource, job_summary, layout_of
+from service.artifacts import checkpoints
+from service.catalogue import CatalogueUnavailable
+from service.jobs import ApiKey, JobState, new_job_id
+from service.spec import JobSpec
+from service.store import Idempotency, IdempotencyConflict
+from service.validation.batch import micro_batch_size
+from service.validation.document import read_job_spec
+from service.validation.memory import estimate
+from service.validation.submit import AcceptedJob
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+JOB_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/JobSpec"}}},
+    }
+}
+
+
+@router.post("/jobs", status_code=201, openapi_extra=JOB_BODY)
+async def submit_job(
+    request: Request,
+    response: Response,
+    service: Service,
+    caller: Caller,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=255,
+            pattern=r"^[\x21-\x7e]+$",
+            description="Two requests with one key and one body make one job.",
+        ),
+    ] = None,
+) -> JobResource:
+    """Checks a job, stores it, and has it started. A repeated request is answered with 200."""
+    spec = read_job_spec(await request.body())
+    job, created = await run_in_threadpool(_submit, service, caller, spec, idempotency_key)
+    response.headers["location"] = f"/v1/jobs/{job.id}"
+    if not created:
+        response.status_code = HTTPStatus.OK
+    return job
+
+
+def _submit(
+    service: ServiceContext, caller: ApiKey, spec: JobSpec, key: str | None
+) -> tuple[JobResource, bool]:
+    document = spec.model_dump(mode="json", exclude_unset=True)
+    idempotency = Idempotency(scope=caller.id, key=key) if key else None
+    try:
+        # Before validating: what was accepted once is answered alike, whatever has changed since.
+        job = service.store.jobs.replay(idempotency, document) if idempotency else None
+        created = job is None
+        if job is None:
+            context = _accept(service, spec).context(new_job_id())
+            job, created = service.store.jobs.create(
+                context, document, created_by=caller.id, idempotency=idempotency
+            )
+    except IdempotencyConflict as error:
+        raise Refusal(
+            HTTPStatus.CONFLICT,
+            str(error),
+            kind="idempotency-conflict",
+            # The OpenAI SDK tries a 409 again unless it is told not to.
+            headers={"x-should-retry": "false"},
+        ) from None
+    return job_resource(job, service.store), created
+
+
+def _accept(service: ServiceContext, spec: JobSpec) -> AcceptedJob:
+    try:
+        return service.validator.accept(spec)
+    except CatalogueUnavailable as error:
+        raise catalogue_unavailable(error) from error
+
+
+def catalogue_unavailable(error: CatalogueUnavailable) -> Refusal:
+    """A 503: the environments cannot be asked just now."""
+    return Refusal(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        f"the installed environments cannot be asked: {error}",
+        kind="catalogue-unavailable",
+        headers={"retry-after": "5"},
+    )
+
+
+@router.post("/jobs:plan", openapi_extra=JOB_BODY)
+async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
+    """Checks a job as a submit does, and shows what it would become. Takes and stores nothing."""
+    spec = read_job_spec(await request.body())
+    accepted = await run_in_threadpool(_accept, service, spec)
+    micro = micro_batch_size(accepted.spec, accepted.dp)
+    shape = accepted.model.shape
+    memory = [
+        RankMemory(
+            pp_rank=stage.pp_rank,
+            parameters=stage.parameters,
+            weights=stage.weights,
+            gradients=stage.gradients,
+            optimizer=stage.optimizer,
+            rollout_weights=stage.rollout_weights,
+            reference_weights=stage.reference_weights,
+            total=stage.total,
+        )
+        for stage in estimate(accepted.spec, shape, accepted.dp)
+    ]
+    return Plan(
+        spec=accepted.spec,
+        layout=layout_of(accepted.context("job-plan")),
+        micro_batch_size=micro,
+        micro_batches=accepted.spec.training.global_batch_size // (accepted.dp * micro),
+        parameters=shape.parameters,
+        memory_per_rank=memory,
+    )
+
+
+@router.get("/jobs")
+def list_jobs(
+    service: Service,
+    _caller: Caller,
+    limit: Limit = 20,
+    after: After = None,
+    name: Annotated[str | None, Query(max_length=63, description="Only jobs of this name.")] = None,
+    state: Annotated[list[JobState] | None, Query(description="Only jobs in these states.")] = None,
+) -> Listing[JobSummary]:
+    """Lists jobs, newest first."""
+    jobs = service.store.jobs
+    page = read_page(
+        lambda cursor: jobs.page(limit=limit, after=cursor, name=name, states=state),
+        after,
+        lambda job_id: jobs.get(job_id).created_at,
+    )
+    return Listing(
+        data=[job_summary(job) for job in page.items],
+        has_more=page.has_more,
+        next=page.cursor if page.has_more else None,
+    )
+
+
+@router.get("/jobs/{job}")
+def get_job(job: str, service: Service, _caller: Caller) -> JobResource:
+    """A job, by its id or, the newest one, by its name."""
+    return job_resource(service.find_job(job), service.store)
+
+
+@router.post("/jobs/{job}/cancel", status_code=202)
+def cancel_job(job: str, response: Response, service: Service, _caller: Caller) -> JobResource:
+    """Asks for a job's end. One that has ended already stays as it is, and the answer is 200."""
+    cancelled = service.store.jobs.cancel(service.find_job(job).id)
+    if cancelled.state.terminal:
+        response.status_code = HTTPStatus.OK
+    return job_resource(cancelled, service.store)
+
+
+@router.get("/jobs/{job}/checkpoints")
+def list_checkpoints(job: str, service: Service, _caller: Caller) -> Listing[CheckpointResource]:
+    """The checkpoints of a job that can be loaded, oldest first."""
+    found = service.find_job(job)
+    published = checkpoints(service.folder(found).checkpoints_path)
+    rows = [
+        CheckpointResource(
+            step=one.step,
+            attempt=one.attempt,
+            created_at=one.created_at,
+            bytes=one.bytes,
+            layout=dict(one.layout),
+            latest=one.latest,
+            path=str(one.path),
+            source=f"job:{found.id}@{one.step}",
+        )
+        for one in published
+    ]
+    return Listing(data=rows, has_more=False, next=None)
+
+
+@router.get("/jobs/{job}/metrics")
+def list_metrics(
+    job: str,
+    service: Service,
+    _caller: Caller,
+    after_step: Annotated[int, Query(ge=-1, description="Only steps after this one.")] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Steps, at most.")] = 1000,
+) -> Listing[MetricsRow]:
+    """The metrics of each step, by step."""
+    found = service.find_job(job)
+    points = service.store.events.metrics_of(found.id, after_step=after_step, limit=limit + 1)
+    rows = [
+        MetricsRow(step=p.step, attempt=p.attempt, time=p.time, values=dict(p.values))
+        for p in points[:limit]
+    ]
+    more = len(points) > limit
+    return Listing(data=rows, has_more=more, next=str(rows[-1].step) if more else None)
