@@ -1,0 +1,95 @@
+"""What the ranks of a training test do, and the batches they are given."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from algorithms.algorithm import load_algorithm
+from algorithms.batch import Batch, Normalizer
+from megatron_backend.layout import Layout
+from megatron_backend.models.config import ModelConfig
+from megatron_backend.models.tensors import RandomTensors
+from megatron_backend.training.shares import StepShare
+from service.spec import AlgorithmSpec, OptimizerSpec
+from tests.megatron_backend.small_models import CONFIGS
+
+if TYPE_CHECKING:
+    from megatron_backend.training.step import Trainer
+
+LEARNING_RATE = 3e-3
+
+
+def random_batch(rows: int = 6, length: int = 13, *, seed: int = 3, vocab: int = 101) -> Batch:
+    """Rows of different lengths with advantages and log-probs, as an algorithm would have them."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, length + 1, (rows,), generator=generator)
+    lengths[0] = length
+    positions = torch.arange(length)
+    answers = positions >= lengths.unsqueeze(1) // 2
+    mask = (answers & (positions < lengths.unsqueeze(1))).float()
+    old = -torch.rand(rows, length, generator=generator) - 4.5
+    return Batch(
+        tokens=torch.randint(0, vocab, (rows, length), generator=generator),
+        lengths=lengths,
+        loss_mask=mask,
+        per_token={
+            "old_log_probs": old,
+            "reference_log_probs": old + 0.3 * torch.randn(rows, length, generator=generator),
+        },
+        per_sequence={"advantages": torch.randn(rows, generator=generator)},
+    )
+
+
+def build_trainer(
+    name: str,
+    layout: Layout,
+    algorithm: AlgorithmSpec,
+    *,
+    micro_batch_size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    temperature: float = 1.0,
+    **sizes: Any,
+) -> "Trainer":
+    """A trainer of a small random model, the same in every layout."""
+    from megatron_backend.models.build import build_model
+    from megatron_backend.models.weights import load_weights
+    from megatron_backend.training.step import Trainer
+
+    config = ModelConfig.from_hf(CONFIGS[name] | sizes)
+    model = build_model(config, layout, dtype=dtype)
+    load_weights(model, config, RandomTensors(config, seed=1))
+    return Trainer(
+        model,
+        config,
+        layout,
+        loss=load_algorithm(algorithm),
+        optimizer_spec=OptimizerSpec(weight_decay=0.1),
+        dtype=dtype,
+        temperature=temperature,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+def train(
+    _rank: int,
+    name: str,
+    layout: Layout,
+    algorithm: AlgorithmSpec,
+    batches: Sequence[Batch],
+    options: dict[str, Any],
+) -> list[StepShare]:
+    """One step for each batch."""
+    trainer = build_trainer(name, layout, algorithm, **options)
+    return [
+        trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE)
+        for batch in batches
+    ]
+
+
+def log_probs(
+    _rank: int, name: str, layout: Layout, algorithm: AlgorithmSpec, batch: Batch, size: int | None
+) -> Tensor | None:
+    """Log-probs of this rank's rows."""
+    return build_trainer(name, layout, algorithm, micro_batch_size=size).log_probs(batch)
