@@ -62,8 +62,8 @@ class Attempt:
     number: int
     """1, 2, ... within the job."""
     launcher: str
-    launcher_id: str | None
-    """The launcher's own name for it; null until the launcher answered."""
+    launcher_id: str
+    """The launcher's own name for it, derived from job and number."""
     state: AttemptState
     created_at: float
     started_at: float | None

@@ -1,8 +1,8 @@
 """Launchers: what starts an attempt's driver somewhere, watches it and ends it."""
 
 from service.launchers.protocol import (
-    LaunchError,
     Launcher,
+    LaunchError,
     LauncherUnavailable,
     LaunchRequest,
     Observation,

@@ -1,7 +1,8 @@
 """The contract of a launcher.
 
-A launcher starts each (job, attempt) at most once, ever. Its id follows from the two, so whoever
-asks a second time, after a crash or from another process, finds the first start.
+A launcher starts each (job, attempt) at most once, ever. The id under which it knows an attempt is
+derived from the two, so it is known before anything is started, and whoever asks a second time,
+after a crash or from another process, finds the first start.
 
 No call waits for a driver: the reconciler calls again until it sees what it wants.
 """
@@ -35,7 +36,7 @@ class Phase(StrEnum):
     EXITED = "exited"
     """Its driver has ended. Others of its processes may be left, see `leftovers`."""
     UNKNOWN = "unknown"
-    """The launcher knows for sure that it has never started it."""
+    """The launcher has no trace of it: it was never started, or all about it was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +70,15 @@ class Launcher(Protocol):
     poll_seconds: float
     """How often it is worth asking."""
 
-    def submit(self, request: LaunchRequest) -> str:
-        """Starts the attempt, or finds that it was started before.
+    def identify(self, job_id: str, attempt: int) -> str:
+        """The launcher's id of an attempt, started or not; asks nobody."""
 
-        Returns:
-            The launcher's id of it.
+    def submit(self, request: LaunchRequest) -> None:
+        """Starts the attempt, or finds that it was started before and changes nothing.
 
         Raises:
             LaunchError: it cannot be started.
             LauncherUnavailable: no answer; it may have been started.
-        """
-
-    def find(self, job_id: str, attempt: int) -> str | None:
-        """The id of an attempt that was started at some time; null where it never was.
-
-        Raises:
-            LauncherUnavailable: no answer.
         """
 
     def poll(self, launcher_id: str) -> Observation:

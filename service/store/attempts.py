@@ -63,14 +63,14 @@ class Attempts:
             return _has_place(connection, job_id, capacity)
 
     def open(
-        self, claim: Claim, *, launcher: str, token_hash: str, capacity: int | None
+        self, claim: Claim, *, launcher: str, launcher_id: str, capacity: int | None
     ) -> Attempt | None:
-        """QUEUED or RECOVERING -> STARTING, with a new attempt.
+        """QUEUED or RECOVERING -> STARTING, with a new attempt, which no token opens yet.
 
         Args:
             claim: the right to move the job.
             launcher: name of the launcher that will be asked.
-            token_hash: SHA-256 of the attempt's secret.
+            launcher_id: its id of attempt `job.attempt_count + 1`.
             capacity: how many jobs the launcher takes at once; null sets no limit.
 
         Returns:
@@ -80,7 +80,6 @@ class Attempts:
             ClaimLost: another reconciler holds the job.
             IllegalMove: the job is in another state.
         """
-        now = time.time()
         with self._database.writing() as connection:
             locked = locked_by(connection, claim)
             if locked.job.state is JobState.QUEUED:
@@ -92,11 +91,12 @@ class Attempts:
                 "job_id": locked.job.id,
                 "number": number,
                 "launcher": launcher,
+                "launcher_id": launcher_id,
                 "state": AttemptState.STARTING,
-                "created_at": now,
+                "created_at": time.time(),
                 "message": "",
                 "last_seq": 0,
-                "token_hash": token_hash,
+                "token_hash": "",
             }
             connection.execute(insert(_table).values(row))
             locked.update(attempt_count=number)
@@ -105,15 +105,15 @@ class Attempts:
         self._changes.ring(claim.job_id)
         return attempt
 
-    def launched(self, claim: Claim, number: int, launcher_id: str) -> None:
-        """Keeps the launcher's name for the attempt.
+    def set_token(self, claim: Claim, number: int, token_hash: str) -> None:
+        """From now on the attempt's events come with the token of this SHA-256.
 
         Raises:
             ClaimLost: another reconciler holds the job.
         """
         with self._database.writing() as connection:
             locked_by(connection, claim)
-            _write(connection, claim.job_id, number, launcher_id=launcher_id)
+            _write(connection, claim.job_id, number, token_hash=token_hash)
 
     def alive(self, claim: Claim, number: int) -> None:
         """A sign of life: STARTING -> RUNNING; changes nothing the second time.
@@ -126,7 +126,7 @@ class Attempts:
         if changed:
             self._changes.ring(claim.job_id)
 
-    def stopping(self, claim: Claim, number: int, reason: Reason) -> Attempt:
+    def stopping(self, claim: Claim, number: int, reason: Reason, message: str) -> None:
         """Writes down why the attempt is being stopped, before it is; the first reason stays.
 
         With CANCELLED the job becomes CANCELLING.
@@ -136,15 +136,19 @@ class Attempts:
         """
         with self._database.writing() as connection:
             locked = locked_by(connection, claim)
-            attempt = find_attempt(connection, claim.job_id, number)
-            if attempt.stop_reason is None:
-                now = time.time()
-                _write(connection, claim.job_id, number, stop_reason=reason, stop_asked_at=now)
-            if reason is Reason.CANCELLED and locked.job.state is not JobState.CANCELLING:
+            if find_attempt(connection, claim.job_id, number).stop_reason is not None:
+                return
+            _write(
+                connection,
+                claim.job_id,
+                number,
+                stop_reason=reason,
+                stop_asked_at=time.time(),
+                message=message,
+            )
+            if reason is Reason.CANCELLED:
                 locked.move(JobState.CANCELLING)
-            attempt = find_attempt(connection, claim.job_id, number)
         self._changes.ring(claim.job_id)
-        return attempt
 
     def end(self, claim: Claim, number: int, end: AttemptEnd) -> None:
         """Ends the attempt and moves the job, in one transaction.

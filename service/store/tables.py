@@ -74,7 +74,7 @@ attempts = Table(
     Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("launcher", String(32), nullable=False),
-    Column("launcher_id", String(255)),
+    Column("launcher_id", String(255), nullable=False),
     Column("state", _words(AttemptState, 16), nullable=False),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),

@@ -61,7 +61,7 @@ def upgrade() -> None:
         sa.Column("job_id", sa.String(length=64), nullable=False),
         sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("launcher", sa.String(length=32), nullable=False),
-        sa.Column("launcher_id", sa.String(length=255), nullable=True),
+        sa.Column("launcher_id", sa.String(length=255), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),

@@ -1,0 +1,240 @@
+"""The loop: look at every job, decide, act, look again.
+
+Looking takes no claim and writes nothing, so a running job costs one cheap query and one poll of
+its launcher now and then. Only when something is to be done is the job claimed; then it is looked
+at again, since another reconciler may have been quicker. Any number of reconcilers may run against
+one database.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+from sqlalchemy.exc import OperationalError
+
+from service.jobs.records import Attempt, Job
+from service.jobs.states import AttemptState, JobState
+from service.launchers.protocol import Launcher, LauncherUnavailable, Observation
+from service.reconciler import decisions
+from service.reconciler.actions import Actions, Timing
+from service.spec import JobContext
+from service.store import Claim, ClaimLost, Store
+
+_log = logging.getLogger(__name__)
+
+_AFTER_FAULT_SECONDS = 2.0
+
+
+class Reconciler:
+    """Moves jobs. `start()` runs it in a thread; `sweep()` does one round in the caller's."""
+
+    def __init__(
+        self,
+        store: Store,
+        launchers: Mapping[str, Launcher],
+        jobs_dir: Path,
+        base_url: str,
+        *,
+        timing: Timing | None = None,
+    ) -> None:
+        """Nothing happens before `start` or `sweep`.
+
+        Args:
+            store: where the jobs are.
+            launchers: by the name that a job gives as `resources.cluster`.
+            jobs_dir: the folder that holds the jobs' folders, each under its job's id.
+            base_url: under which workers reach the service.
+            timing: pauses and limits.
+        """
+        self._store = store
+        self._launchers = launchers
+        self._timing = timing or Timing()
+        self._actions = Actions(store, launchers, jobs_dir.resolve(), base_url, self._timing)
+        self._contexts: dict[str, JobContext | None] = {}
+        self._not_before: dict[str, float] = {}
+        self._observations: dict[tuple[str, str], tuple[float, Observation]] = {}
+        self._rung: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.last_sweep_at: float | None = None
+        """`time.monotonic()` at the end of the last round over all jobs, for health checks."""
+
+    def start(self) -> None:
+        """Runs in a thread until `stop`."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self.run, name="reconciler", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the action it is in; jobs go on without it."""
+        self._stopping.set()
+        self._rung.put(None)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def run(self) -> None:
+        """Runs in the calling thread until `stop`."""
+        unsubscribe = self._store.changes.subscribe(self._rung.put)
+        try:
+            self._write_endpoints()
+            while not self._stopping.is_set():
+                self._round()
+        finally:
+            unsubscribe()
+
+    def sweep(self) -> bool:
+        """One round over all jobs that have not ended; tells whether anything was done."""
+        jobs = self._store.jobs.active()
+        acted = [self._visit(job) for job in jobs]
+        self._forget_all_but(jobs)
+        self.last_sweep_at = time.monotonic()
+        return any(acted)
+
+    def _round(self) -> None:
+        try:
+            if self.sweep():
+                return  # what was done may have made room for another job
+            self._wait()
+        except OperationalError:
+            # The database is locked, full or away. Nothing is lost: all is looked at anew.
+            _log.exception("the database does not answer; the reconciler tries again")
+            self._stopping.wait(_AFTER_FAULT_SECONDS)
+
+    def _wait(self) -> None:
+        """Until the next round, looks at jobs that have changed, and at no others."""
+        until = time.monotonic() + self._pause()
+        while not self._stopping.is_set() and time.monotonic() < until:
+            try:
+                job_id = self._rung.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return
+            if job_id is not None and self._visit(self._store.jobs.get(job_id)):
+                return
+
+    def _pause(self) -> float:
+        """Seconds between two rounds: as often as a launcher in use is worth asking."""
+        in_use = {launcher for launcher, _ in self._observations}
+        return min([self._timing.sweep, *(self._launchers[name].poll_seconds for name in in_use)])
+
+    def _visit(self, job: Job) -> bool:
+        """Does all that is to be done for a job now; tells whether that was anything."""
+        if time.monotonic() < self._not_before.get(job.id, 0.0):
+            return False
+        try:
+            action = decisions.decide(self._look(job))
+            if isinstance(action, decisions.AskToEnd):
+                self._actions.ask_to_end(action)
+                return False
+            return self._possible(action, job) and self._act(job.id)
+        except LauncherUnavailable as error:
+            _log.warning("job %s: its launcher does not answer: %s", job.id, error)
+            self._not_before[job.id] = time.monotonic() + _AFTER_FAULT_SECONDS
+            return False
+
+    def _act(self, job_id: str) -> bool:
+        claim = self._store.claims.take(job_id, lease_seconds=self._timing.lease)
+        if claim is None:
+            return False
+        try:
+            return self._act_with(claim)
+        except ClaimLost as error:
+            _log.warning("%s", error)
+            return True
+        finally:
+            self._store.claims.release(claim)
+
+    def _act_with(self, claim: Claim) -> bool:
+        acted = False
+        while not self._stopping.is_set():
+            job = self._store.jobs.get(claim.job_id)
+            action = decisions.decide(self._look(job, afresh=True))
+            if not self._possible(action, job):
+                break
+            self._actions.do(action, job, claim)
+            acted = True
+            if isinstance(action, decisions.AskToEnd):
+                break  # it takes its time; the claim is not held meanwhile
+        return acted
+
+    def _possible(self, action: decisions.Action, job: Job) -> bool:
+        if isinstance(action, decisions.Wait):
+            return False
+        if isinstance(action, decisions.Open) and job.state is JobState.QUEUED:
+            capacity = self._launchers[job.cluster].capacity
+            return self._store.attempts.may_open(job.id, capacity=capacity)
+        return True
+
+    def _look(self, job: Job, *, afresh: bool = False) -> decisions.Look:
+        attempt = self._live_attempt(job)
+        return decisions.Look(
+            job=job,
+            context=self._context(job),
+            has_launcher=job.cluster in self._launchers,
+            attempt=attempt,
+            seen=None if attempt is None else self._seen(attempt, afresh=afresh),
+            outcome_at=None if attempt is None else self._outcome_at(attempt),
+            now=time.time(),
+            grace_seconds=self._timing.grace,
+        )
+
+    def _live_attempt(self, job: Job) -> Attempt | None:
+        if job.attempt_count == 0:
+            return None
+        attempt = self._store.attempts.get(job.id, job.attempt_count)
+        return None if attempt.state is AttemptState.ENDED else attempt
+
+    def _seen(self, attempt: Attempt, *, afresh: bool) -> Observation | None:
+        """What the launcher sees, asked again only after its `poll_seconds` or `afresh`."""
+        launcher = self._launchers.get(attempt.launcher)
+        if launcher is None:
+            return None
+        key = (attempt.launcher, attempt.launcher_id)
+        known = self._observations.get(key)
+        if not afresh and known is not None and time.monotonic() < known[0]:
+            return known[1]
+        seen = launcher.poll(attempt.launcher_id)
+        self._observations[key] = (time.monotonic() + 0.9 * launcher.poll_seconds, seen)
+        return seen
+
+    def _outcome_at(self, attempt: Attempt) -> float | None:
+        path = self._actions.folder(attempt.job_id).attempt(attempt.number).outcome_path
+        return path.stat().st_mtime if path.exists() else None
+
+    def _context(self, job: Job) -> JobContext | None:
+        if job.id not in self._contexts:
+            try:
+                self._contexts[job.id] = job.context()
+            except ValidationError:
+                _log.exception("job %s cannot be read", job.id)
+                self._contexts[job.id] = None
+        return self._contexts[job.id]
+
+    def _write_endpoints(self) -> None:
+        """Tells the drivers that outlived an earlier service where this one is."""
+        for job in self._store.jobs.active():
+            folder = self._actions.folder(job.id)
+            if folder.path.exists():
+                folder.write_endpoint(self._actions.base_url)
+
+    def _forget_all_but(self, jobs: list[Job]) -> None:
+        ids = {job.id for job in jobs}
+        for known in (self._contexts, self._not_before):
+            for job_id in known.keys() - ids:
+                del known[job_id]
+        live = {
+            (job.cluster, launcher.identify(job.id, job.attempt_count))
+            for job in jobs
+            if (launcher := self._launchers.get(job.cluster))
+        }
+        for key in self._observations.keys() - live:
+            del self._observations[key]
