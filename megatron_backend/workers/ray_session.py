@@ -1,0 +1,70 @@
+"""A Ray cluster for one driver: the one that it was started in, or one of its own.
+
+In a cluster (KubeRay, SLURM) RAY_ADDRESS names the Ray that is already there. Elsewhere the driver
+starts a small one on this machine, for itself alone: a random token guards it, the ranks talk over
+the loopback interface, and its processes end with the driver, even one that is killed. (The raylet
+has the kernel kill it when the driver dies; ranks end when the raylet does. Ray's two agents then
+look for the dead control service for `RECONNECT_SECONDS` before they end too.)
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+RECONNECT_SECONDS = 5
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+"""Batches and answers pass through it; Ray's default would take a third of the memory."""
+
+
+@contextmanager
+def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
+    """Ray is there inside this block.
+
+    Args:
+        ranks: how many processes will run in it.
+        gpus: of this machine, for the case that the driver starts its own Ray.
+    """
+    # The environment is what Ray's processes, and so the ranks, are started with.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(ranks)))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    local = "RAY_ADDRESS" not in os.environ
+    if local:
+        os.environ.update(_local_settings())
+    import ray
+
+    options = {"log_to_driver": True, "logging_level": "warning", "configure_logging": False}
+    if local:
+        ray.init(
+            address="local",
+            num_cpus=ranks,
+            num_gpus=gpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **options,
+        )
+    else:
+        ray.init(**options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def threads_per_rank(ranks: int) -> int:
+    """Cores of this machine for each rank, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
+def _local_settings() -> dict[str, str]:
+    settings = {
+        # Otherwise anybody on this machine could run code in the ranks' processes.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
+    }
+    if sys.platform == "linux":
+        settings["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    return settings
