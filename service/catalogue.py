@@ -63,7 +63,9 @@ class Catalogue:
     def __init__(self, *, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._environments: dict[str, EnvironmentInfo] | None = None
+        self._environments: Mapping[str, EnvironmentInfo] | None = None
+        self.failure: str | None = None
+        """Why the list could not be had, the last time that it was asked for."""
         self._checks: OrderedDict[str, _Answer] = OrderedDict()
 
     @property
@@ -79,15 +81,22 @@ class Catalogue:
         """
         with self._lock:  # one process, however many requests wait for it
             if self._environments is None:
-                output, _ = self._call("describe", None)
                 try:
-                    found = TypeAdapter(list[EnvironmentInfo]).validate_json(output)
-                except ValidationError as error:
-                    raise CatalogueUnavailable(
-                        f"`python -m environments describe` wrote no usable list: {error}"
-                    ) from error
-                self._environments = {info.id: info for info in found}
+                    self._environments = self._describe()
+                except CatalogueUnavailable as error:
+                    self.failure = str(error)
+                    raise
             return self._environments
+
+    def _describe(self) -> Mapping[str, EnvironmentInfo]:
+        output, _ = self._call("describe", None)
+        try:
+            found = TypeAdapter(list[EnvironmentInfo]).validate_json(output)
+        except ValidationError as error:
+            raise CatalogueUnavailable(
+                f"`python -m environments describe` wrote no usable list: {error}"
+            ) from error
+        return {info.id: info for info in found}
 
     def check(
         self, *, id: str, version: int | None, max_turns: int | None, config: Mapping[str, Any]

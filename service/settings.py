@@ -45,10 +45,18 @@ class Settings(BaseModel):
     """How many jobs the local launcher runs at once; the others wait in the queue."""
     reconcile_seconds: Annotated[float, Field(gt=0)] = 0.5
     """Pause between two rounds of the reconciler."""
+    reconcile_stall_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """After so long without a finished round of the reconciler, the service is not ready."""
     stream_poll_seconds: Annotated[float, Field(gt=0)] = 0.25
     """Pause between two looks for news in an event or log stream."""
     catalogue_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Limit for one call of the environments' own process."""
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        # Workers get paths below it, and have another working directory.
+        return path.absolute()
 
     @field_validator("bootstrap_key")
     @classmethod
@@ -69,6 +77,20 @@ class Settings(BaseModel):
     def files_dir(self) -> Path:
         """Uploaded files, under ids that the service makes."""
         return self.data_dir / "files"
+
+    @property
+    def store_url(self) -> str:
+        """SQLAlchemy URL of the database."""
+        return self.database_url or f"sqlite:///{self.data_dir / 'planish.db'}"
+
+    @property
+    def base_url(self) -> str:
+        """How workers reach the service."""
+        if self.public_url is not None:
+            return self.public_url.rstrip("/")
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+        host = everywhere.get(self.host, f"[{self.host}]" if ":" in self.host else self.host)
+        return f"http://{host}:{self.port}"
 
     @property
     def all_model_roots(self) -> tuple[Path, ...]:

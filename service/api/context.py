@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, cast
@@ -14,7 +13,7 @@ from service.api.problems import Refusal
 from service.auth.keys import hash_secret, same_hash
 from service.catalogue import Catalogue
 from service.jobs import ApiKey, Job, JobFolder
-from service.launchers import Launcher
+from service.reconciler import Reconciler
 from service.settings import Settings
 from service.store import NotFound, Store
 from service.validation.submit import Validator
@@ -35,8 +34,9 @@ class ServiceContext:
     settings: Settings
     store: Store
     catalogue: Catalogue
-    launchers: Mapping[str, Launcher]
     validator: Validator
+    reconciler: Reconciler
+    started_at: float = field(default_factory=time.monotonic)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process is asked to end; streams close themselves then."""
 

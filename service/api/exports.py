@@ -38,7 +38,7 @@ def download_export(job: str, service: Service, _caller: Caller) -> StreamingRes
         )
     folder = f"{found.name}-step-{export.step}"
     members = _members(export.path, folder)
-    size = sum(_BLOCK + _padded(info.size) for info, _ in members) + 2 * _BLOCK
+    size = sum(len(header) + _padded(size) for header, size, _ in members) + 2 * _BLOCK
     return StreamingResponse(
         _tar(members),
         media_type=MEDIA_TYPE,
@@ -50,8 +50,11 @@ def download_export(job: str, service: Service, _caller: Caller) -> StreamingRes
     )
 
 
-def _members(root: Path, folder: str) -> list[tuple[tarfile.TarInfo, Path]]:
-    """The regular files of an export. Links are left out: they could lead anywhere."""
+def _members(root: Path, folder: str) -> list[tuple[bytes, int, Path]]:
+    """Header, size and path of the regular files of an export.
+
+    Links are left out: they could lead anywhere.
+    """
     members = []
     for path in sorted(root.rglob("*")):
         if path.is_symlink() or not path.is_file():
@@ -59,15 +62,14 @@ def _members(root: Path, folder: str) -> list[tuple[tarfile.TarInfo, Path]]:
         stat = path.stat()
         info = tarfile.TarInfo(f"{folder}/{path.relative_to(root).as_posix()}")
         info.size, info.mtime, info.mode = stat.st_size, int(stat.st_mtime), 0o644
-        members.append((info, path))
+        members.append((info.tobuf(tarfile.GNU_FORMAT), info.size, path))
     return members
 
 
-def _tar(members: list[tuple[tarfile.TarInfo, Path]]) -> Iterator[bytes]:
-    for info, path in members:
-        # USTAR headers are one block each, which the length counts on.
-        yield info.tobuf(tarfile.USTAR_FORMAT)
-        left = info.size
+def _tar(members: list[tuple[bytes, int, Path]]) -> Iterator[bytes]:
+    for header, size, path in members:
+        yield header
+        left = size
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             while left:
                 data = file.read(min(_CHUNK, left))
@@ -75,7 +77,7 @@ def _tar(members: list[tuple[tarfile.TarInfo, Path]]) -> Iterator[bytes]:
                     raise OSError(f"{path} became shorter while it was sent")
                 left -= len(data)
                 yield data
-        yield bytes(_padded(info.size) - info.size)
+        yield bytes(_padded(size) - size)
     yield bytes(2 * _BLOCK)
 
 

@@ -1,6 +1,7 @@
 """Uploads."""
 
 import time
+import unicodedata
 from contextlib import ExitStack
 from http import HTTPStatus
 
@@ -28,6 +29,8 @@ PURPOSES = {
     "user_data": "anything; stored as it is",
 }
 MAX_NAME_CHARACTERS = 255
+# NUL, line breaks and the like, and halves of surrogate pairs.
+_CONTROL = frozenset({"Cc", "Cs"})
 
 _BODY = {
     "requestBody": {
@@ -138,7 +141,7 @@ def _check_form(form: UploadForm) -> list[FieldProblem]:
                 fix=f"use at most {MAX_NAME_CHARACTERS}",
             )
         )
-    elif not name.isprintable():
+    elif any(unicodedata.category(character) in _CONTROL for character in name):
         problems.append(
             FieldProblem(
                 field="file",

@@ -1,4 +1,4 @@
-"""The logs of a job's attempts, by byte offset, or as a stream that goes from attempt to attempt."""
+"""The logs of a job's attempts: by byte offset, or as a stream from attempt to attempt."""
 
 import os
 from collections.abc import AsyncIterator

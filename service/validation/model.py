@@ -110,7 +110,10 @@ class ModelFinder:
         earlier = job.context().model
         # A checkpoint carries its own config and tokenizer; the job's are the same, elsewhere.
         own = folder / "hf"
-        config = read_json_object(own / "config.json") or earlier.config
+        try:
+            config = read_json_object(own / "config.json") or earlier.config
+        except ValueError as error:
+            return None, [FieldProblem(field=field, message=f"the checkpoint's {error}")]
         tokenizer = own if (own / "tokenizer.json").is_file() else Path(earlier.tokenizer)
         shape, problems = read_shape(config, field)
         vocabulary = shape.vocabulary if shape else None

@@ -19,7 +19,7 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes")
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
@@ -27,6 +27,10 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} holds no JSON object")
     return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def check_tokenizer(folder: Path, *, vocabulary: int | None, field: str) -> list[FieldProblem]:

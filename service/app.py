@@ -1,0 +1,156 @@
+"""The service as an ASGI app. Importing this does nothing; `create_app` opens nothing.
+
+What costs something (the database and its migrations, launchers, the reconciler's thread) is opened
+when the server starts the app, and closed when it ends. Jobs are processes of their own and go on.
+"""
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry
+from starlette.concurrency import run_in_threadpool
+
+from service.api import attempts, catalogue, events, exports, files, health, jobs, logs, problems
+from service.api.context import ServiceContext
+from service.api.middleware import BodyLimit, RequestContext
+from service.api.state import read_state
+from service.auth.bootstrap import ensure_first_key
+from service.catalogue import Catalogue, CatalogueUnavailable
+from service.files.storage import sweep
+from service.installed import installed_launchers
+from service.metrics import RequestMetrics, ServiceCollector
+from service.reconciler import Reconciler, Timing
+from service.settings import Settings
+from service.spec import EventBatch, JobSpec
+from service.store import Store
+from service.validation.submit import Validator
+
+_log = logging.getLogger(__name__)
+
+ROUTERS = (
+    jobs.router,
+    events.router,
+    logs.router,
+    exports.router,
+    attempts.router,
+    files.router,
+    catalogue.router,
+    health.router,
+)
+
+
+def create_app(settings: Settings, *, on_first_key: Callable[[str], None] | None = None) -> FastAPI:
+    """The service.
+
+    Args:
+        settings: what the operator set.
+        on_first_key: takes the secret of the first API key, where one is made at the start; it is
+            told once and kept only as a hash.
+    """
+    registry = CollectorRegistry()
+    requests = RequestMetrics(registry)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = await run_in_threadpool(_open, settings, on_first_key)
+        app.state.service = service
+        collector = ServiceCollector(lambda: read_state(service))
+        registry.register(collector)
+        service.reconciler.start()
+        # Listing environments imports their libraries, which takes seconds: nobody waits for it.
+        threading.Thread(target=_warm, args=(service.catalogue,), daemon=True).start()
+        try:
+            yield
+        finally:
+            service.stopping.set()
+            registry.unregister(collector)
+            await run_in_threadpool(service.reconciler.stop)
+            service.store.close()
+
+    app = FastAPI(title="Planish", lifespan=lifespan, separate_input_output_schemas=False)
+    app.state.registry = registry
+    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(RequestContext, metrics=requests)
+    problems.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    for route in api_routes(app):
+        for method in route.methods or ():
+            requests.declare(route.path, method)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def api_routes(app: FastAPI) -> list[APIRoute]:
+    """The routes of the API, without the framework's own pages."""
+    return [route for route in app.routes if isinstance(route, APIRoute)]
+
+
+def _open(settings: Settings, on_first_key: Callable[[str], None] | None) -> ServiceContext:
+    for folder in (settings.data_dir, settings.jobs_dir, settings.data_dir / "models"):
+        folder.mkdir(parents=True, exist_ok=True)
+    store = Store.open(settings.store_url)
+    first = ensure_first_key(store, settings)
+    if first is not None and on_first_key is not None:
+        on_first_key(first)
+    removed = sweep(settings.files_dir, _known_files(store))
+    if removed:
+        _log.warning("removed %d uploads that a crash had left half-made", len(removed))
+    launchers = installed_launchers(settings)
+    known = Catalogue(timeout_seconds=settings.catalogue_timeout_seconds)
+    return ServiceContext(
+        settings=settings,
+        store=store,
+        catalogue=known,
+        validator=Validator(
+            settings=settings, store=store, catalogue=known, clusters=launchers.keys()
+        ),
+        reconciler=Reconciler(
+            store,
+            launchers,
+            settings.jobs_dir,
+            settings.base_url,
+            timing=Timing(sweep=settings.reconcile_seconds),
+        ),
+    )
+
+
+def _known_files(store: Store) -> set[str]:
+    known: set[str] = set()
+    page = store.files.page(limit=1000)
+    while page.items:
+        known.update(file.id for file in page.items)
+        page = store.files.page(limit=1000, after=page.cursor)
+    return known
+
+
+def _warm(known: Catalogue) -> None:
+    try:
+        known.environments()
+    except CatalogueUnavailable as error:
+        # Not fatal: offline jobs need no environment. /readyz tells, and the next use tries again.
+        _log.warning("the environments cannot be listed: %s", error)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the bodies that routes read themselves."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            description="Post-training of language models on Megatron-Core.",
+            routes=app.routes,
+        )
+        schemas = document["components"]["schemas"]
+        for model in (JobSpec, EventBatch):
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(schema.pop("$defs", {}))
+            schemas[model.__name__] = schema
+        app.openapi_schema = document
+    return app.openapi_schema
