@@ -105,11 +105,7 @@ class Loop:
 
     def _train_step(self, step: int) -> None:
         """One step of the job: samples, their log-probs and advantages, updates, sync."""
-        algorithm, train, optimizer = (
-            self.algorithm,
-            self.workers.train,
-            self.context.spec.optimizer,
-        )
+        algorithm, train = self.algorithm, self.workers.train
         clock = PhaseClock(on_enter=lambda phase: self._progress(step - 1, phase))
         samples = self.source.draw(step, clock)
         batch = samples.batch

@@ -9,9 +9,9 @@ that sampling stops at. What the template writes after it (ChatML's newline) is 
 A template may rewrite earlier turns, for example drop their reasoning; then the first text is not
 the beginning of the second, the place is unknown, and that is an error, never a guess.
 
-The tokens are those of the whole text. Where one token would span an answer's edge (a prompt that
-ends in a newline and an answer that begins with one), the text is cut there and tokenized in
-parts, because that is what the model meets in a rollout: a prompt, and then its own tokens.
+Each answer is tokenized apart from the text before it, because that is what the model meets in a
+rollout: a prompt, and then its own tokens. In the whole text a tokenizer may well put a prompt's
+last newline and an answer's first into one token, or split the prompt's newlines in another way.
 
 A template writes its own beginning-of-sequence token, so nothing is added by the tokenizer.
 """
@@ -19,7 +19,6 @@ A template writes its own beginning-of-sequence token, so nothing is added by th
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -45,13 +44,11 @@ class ChatFormat:
     """A tokenizer and its chat template.
 
     Raises:
-        ValueError: the tokenizer is no fast one, has no template, or its template does not open
-            the assistant's turn with a generation prompt and close it with a special token.
+        ValueError: the tokenizer has no template, or its template does not open the assistant's
+            turn with a generation prompt and close it with a special token.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
-        if not tokenizer.is_fast:
-            raise ValueError("the tokenizer is not a fast one (tokenizer.json): it has no offsets")
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; put one in tokenizer_config.json")
         self._tokenizer = tokenizer
@@ -61,6 +58,8 @@ class ChatFormat:
             if token.special
         }
         self.end_of_turn_id, self.end_of_turn = self._find_end_of_turn()
+        # Some tokenizers put a space before whatever begins a text.
+        self._start_differs = self._encode("Answer") != self._encode_after_turn("Answer")
         padding = tokenizer.pad_token_id
         self.padding_id: int = self.end_of_turn_id if padding is None else padding
 
@@ -92,7 +91,7 @@ class ChatFormat:
                     f"messages[{index}] contains {self.end_of_turn!r}, the token that ends a turn"
                 )
             spans.append(self._answer_span(text, messages, index, tools))
-        return self._tokenize_spans(text, spans)
+        return self._tokenize_parts(text, spans)
 
     def observation(
         self, messages: Messages, answer: int, tools: Tools = (), *, closed: bool = True
@@ -114,11 +113,8 @@ class ChatFormat:
         messages = [*messages[:answer], _stand_in(messages[answer]), *messages[answer + 1 :]]
         text = self._render(messages, tools, generation_prompt=True)
         _, end = self._answer_span(text, messages, answer, tools)
-        # Behind the special token, because some tokenizers treat the start of a text differently.
-        ids = self._encode(self.end_of_turn + text[end:])
-        if ids[0] != self.end_of_turn_id:
-            raise ValueError(f"the tokenizer does not keep {self.end_of_turn!r} as one token")
-        return ids[1:] if closed else ids
+        ids = self._encode_after_turn(text[end:])
+        return ids if closed else [self.end_of_turn_id, *ids]
 
     def _render(self, messages: Messages, tools: Tools, *, generation_prompt: bool = False) -> str:
         try:
@@ -154,27 +150,30 @@ class ChatFormat:
             )
         return len(prefix), end + len(self.end_of_turn)
 
-    def _tokenize_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> TokenizedChat:
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids: list[int] = encoded["input_ids"]
-        trained = [0] * len(ids)
-        edges = sorted({0, len(text), *(edge for span in spans for edge in span)})
-        for place, (start, end) in enumerate(encoded["offset_mapping"]):
-            if any(start < edge < end for edge in edges):
-                return self._tokenize_parts(text, edges, spans)
-            trained[place] = int(any(s <= start and end <= e for s, e in spans))
-        return TokenizedChat(token_ids=ids, trained=trained)
-
-    def _tokenize_parts(
-        self, text: str, edges: Sequence[int], spans: Sequence[tuple[int, int]]
-    ) -> TokenizedChat:
+    def _tokenize_parts(self, text: str, spans: Sequence[tuple[int, int]]) -> TokenizedChat:
+        """The text between the spans, which is not trained, and the spans, which are."""
         ids: list[int] = []
         trained: list[int] = []
-        for start, end in pairwise(edges):
-            part = self._encode(text[start:end])
-            ids += part
-            trained += [int((start, end) in spans)] * len(part)
+        place = 0
+        for start, end in [*spans, (len(text), len(text))]:
+            between = text[place:start]
+            context = self._encode_after_turn(between) if place else self._encode(between)
+            answer = self._encode_answer(text[start:end])
+            ids += context + answer
+            trained += [0] * len(context) + [1] * len(answer)
+            place = end
         return TokenizedChat(token_ids=ids, trained=trained)
+
+    def _encode_answer(self, text: str) -> list[int]:
+        """Ids of what the model writes after a prompt."""
+        return self._encode_after_turn(text) if self._start_differs else self._encode(text)
+
+    def _encode_after_turn(self, text: str) -> list[int]:
+        """Ids of a text that follows the end-of-turn token."""
+        ids = self._encode(self.end_of_turn + text)
+        if ids[0] != self.end_of_turn_id:
+            raise ValueError(f"the tokenizer does not keep {self.end_of_turn!r} as one token")
+        return ids[1:]
 
     def _find_end_of_turn(self) -> tuple[int, str]:
         """The first special token after an answer, found by rendering one."""

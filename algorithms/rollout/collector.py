@@ -124,7 +124,7 @@ class Collector:
         episode, env, completion = play.episode, play.env, play.written
         assert env is not None  # an open play has been reset
         assert completion is not None  # and the model has gone on with it
-        turn = assistant_turn(completion, self.chat)
+        turn = assistant_turn(completion, self.chat, number=len(episode.rewards))
         self._continue(
             play,
             Segment(

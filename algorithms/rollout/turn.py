@@ -12,9 +12,9 @@ def written_text(completion: Completion, chat: ChatFormat) -> str:
     return chat.text(completion.token_ids[:-1] if stopped else completion.token_ids)
 
 
-def assistant_turn(completion: Completion, chat: ChatFormat) -> AssistantTurn:
-    """What the environment is given."""
-    parsed = tool_calls.parse(written_text(completion, chat))
+def assistant_turn(completion: Completion, chat: ChatFormat, *, number: int) -> AssistantTurn:
+    """What the environment is given. `number` makes the ids of calls differ between turns."""
+    parsed = tool_calls.parse(written_text(completion, chat), id_prefix=f"call_{number}")
     return AssistantTurn(
         text=parsed.content,
         tool_calls=parsed.calls,
