@@ -11,11 +11,13 @@ Each rank writes its own file, and reads it back if the layout is the one that w
 layout ranks keep the streams that the job's seed gave them.
 """
 
+import queue
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
@@ -38,6 +40,9 @@ def prepare_folder(staged: Path) -> None:
 
 def save_state(staged: Path, model: GPTModel, optimizer: MegatronOptimizer) -> None:
     """Writes this rank's part. Every rank must call it; it returns when all have written."""
+    # The writer's results come back through a queue. Megatron makes it in a process of its own,
+    # for saves that run in another process than the caller; ours do not, and need no process each.
+    filesystem_async._results_queue = queue.SimpleQueue()
     weights = model.sharded_state_dict()
     state = {
         "model": weights,

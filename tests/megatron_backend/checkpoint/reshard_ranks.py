@@ -1,0 +1,162 @@
+"""What each rank does in test_reshard.py; it runs inside the processes of `Ranks`."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from algorithms.batch import Batch, Normalizer
+from megatron_backend.layout import Layout
+from tests.megatron_backend.small_models import CONFIGS
+
+LEARNING_RATE = 3e-3
+
+
+def batch(seed: int) -> Batch:
+    """8 rows of 12 tokens, of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, 13, (8,), generator=generator)
+    mask = (torch.arange(12) < lengths[:, None]).float()
+    mask[:, 0] = 0
+    tokens = torch.randint(3, 101, (8, 12), generator=generator)
+    return Batch(tokens=tokens, lengths=lengths, loss_mask=mask)
+
+
+def trainer(layout: Layout, name: str, *, dtype: torch.dtype = torch.float32) -> Any:
+    """A model with random weights, its optimizer, and SFT's loss."""
+    from algorithms.sft import Sft
+    from megatron_backend.models.build import build_model
+    from megatron_backend.models.config import ModelConfig
+    from megatron_backend.models.tensors import RandomTensors
+    from megatron_backend.models.weights import load_weights
+    from megatron_backend.training.step import Trainer
+    from service.spec import OptimizerSpec, SftSpec
+
+    config = ModelConfig.from_hf(CONFIGS[name])
+    model = build_model(config, layout, dtype=dtype, max_length=64)
+    load_weights(model, config, RandomTensors(config, 1))
+    return Trainer(
+        model,
+        config,
+        layout,
+        loss=Sft(SftSpec()),
+        optimizer_spec=OptimizerSpec(weight_decay=0.1),
+        dtype=dtype,
+    )
+
+
+def take_steps(trained: Any, first: int, count: int) -> list[float]:
+    """Losses of some steps, each on its own batch."""
+    return [
+        trained.train_step(
+            batch(step), Normalizer.of(batch(step)), learning_rate=LEARNING_RATE
+        ).loss
+        for step in range(first, first + count)
+    ]
+
+
+def save(rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list[float]:
+    """Three steps, a checkpoint, and two steps more; the last two losses."""
+    from megatron_backend.checkpoint.torch_dist import prepare_folder, save_state
+
+    trained = trainer(layout, name)
+    take_steps(trained, 0, 3)
+    if rank == 0:
+        prepare_folder(folder)
+    torch.distributed.barrier()
+    save_state(folder, trained.model.module, trained.optimizer)
+    write_state(trained, layout, name, out)
+    return take_steps(trained, 3, 2)
+
+
+def load(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list[float]:
+    """The checkpoint under another layout, and two steps more."""
+    from megatron_backend.checkpoint.torch_dist import load_state
+
+    trained = trainer(layout, name)
+    load_state(folder, trained.model.module, trained.optimizer, same_layout=False)
+    write_state(trained, layout, name, out)
+    return take_steps(trained, 3, 2)
+
+
+def write_state(trained: Any, layout: Layout, name: str, out: Path) -> None:
+    """Weights and both moments as Hugging Face tensors, so that no layout is left in them.
+
+    The moments are put together by hand from the optimizer's flat shards, and written by the
+    exporter in the place of the weights.
+    """
+    from megatron_backend.models.config import ModelConfig
+    from megatron_backend.models.export import export_hf
+
+    model = trained.model.module
+    config = ModelConfig.from_hf(CONFIGS[name])
+    moments = {kind: _moments(trained, kind) for kind in ("exp_avg", "exp_avg_sq")}
+    export_hf(model, config, layout, out / "weights", tokenizer=out)
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for kind, tensors in moments.items():
+            for parameter, moment in zip(model.parameters(), tensors, strict=True):
+                parameter.copy_(moment)
+            export_hf(model, config, layout, out / kind, tokenizer=out)
+        for parameter, value in zip(model.parameters(), kept, strict=True):
+            parameter.copy_(value)
+
+
+def _moments(trained: Any, kind: str) -> list[torch.Tensor]:
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group()
+    tensors = []
+    (optimizer,) = trained.optimizer.chained_optimizers
+    for parameter in trained.model.module.parameters():
+        whole = torch.zeros(parameter.numel())
+        if parameter in optimizer.model_param_gbuf_map:
+            span = optimizer._get_model_param_range_map(parameter)["param"]
+            index, order = optimizer.model_param_group_index_map[parameter]
+            shard = optimizer.optimizer.param_groups[index]["params"][order]
+            whole[span.start : span.end] = optimizer.optimizer.state[shard][kind].reshape(-1)
+        torch.distributed.all_reduce(whole, group=group)
+        tensors.append(whole.reshape(parameter.shape))
+    return tensors
+
+
+def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, out: Path) -> float:
+    """The weights of a published checkpoint in a fresh model; its loss."""
+    from megatron_backend.checkpoint.model_weights import load_model_weights
+    from megatron_backend.models.config import ModelConfig
+    from megatron_backend.models.export import export_hf
+
+    trained = trainer(layout, name)
+    load_model_weights(trained.model.module, checkpoint)
+    export_hf(trained.model.module, ModelConfig.from_hf(CONFIGS[name]), layout, out, tokenizer=out)
+    return float(trained.evaluate_loss(batch(3), Normalizer.of(batch(3))).loss)
+
+
+def draws(rank: int, layout: Layout, folder: Path, other: Path) -> list[list[float]]:
+    """D14: what each rank draws after a checkpoint, and after it is loaded again."""
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+    from megatron_backend.checkpoint.torch_dist import load_state, prepare_folder, save_state
+
+    def draw() -> list[float]:
+        numbers = torch.rand(2).tolist()
+        with get_cuda_rng_tracker().fork():
+            return numbers + torch.rand(2).tolist()
+
+    trained = trainer(layout, "qwen2")
+    take_steps(trained, 0, 1)
+    torch.manual_seed(100 + rank)
+    draw()
+    if rank == 0:
+        prepare_folder(folder)
+    torch.distributed.barrier()
+    save_state(folder, trained.model.module, trained.optimizer)
+    after = draw()
+    draw()
+    load_state(folder, trained.model.module, trained.optimizer, same_layout=True)
+    again = draw()
+    if rank == 0:
+        prepare_folder(other)
+    torch.distributed.barrier()
+    save_state(other, trained.model.module, trained.optimizer)
+    return [after, again]

@@ -1,0 +1,90 @@
+"""A checkpoint of one layout is the same under every other, bit for bit (the kind of D07)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from megatron_backend.layout import Layout
+from tests.megatron_backend.checkpoint import reshard_ranks
+from tests.megatron_backend.ranks import Ranks
+
+LAYOUTS = [Layout(tp=2), Layout(pp=2), Layout(dp=2), Layout()]
+
+
+def state(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{kind}.{name}": tensor
+        for kind in ("weights", "exp_avg", "exp_avg_sq")
+        for name, tensor in load_file(folder / kind / "model.safetensors").items()
+    }
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+
+
+# A vocabulary of 101 is padded to 104 for one rank and to 112 for two.
+@pytest.mark.parametrize(
+    ("saved", "name"),
+    [(Layout(tp=2), "qwen2-tied"), (Layout(pp=2), "llama"), (Layout(dp=2), "qwen3")],
+    ids=str,
+)
+def test_weights_and_moments_under_every_layout(
+    ranks: Ranks, tmp_path: Path, saved: Layout, name: str
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    expected_losses = ranks.run(
+        saved, reshard_ranks.save, saved, name, checkpoint, tmp_path / "saved"
+    )[0]
+    expected = state(tmp_path / "saved")
+    assert all(tensor.abs().max() > 0 for tensor in expected.values())
+    for layout in LAYOUTS:
+        out = tmp_path / str(layout)
+        losses = ranks.run(layout, reshard_ranks.load, layout, name, checkpoint, out)[0]
+        assert_equal(state(out), expected)
+        assert losses == pytest.approx(expected_losses, rel=1e-6)
+
+
+def test_only_the_weights(ranks: Ranks, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    saved = Layout(dp=2)
+    expected = ranks.run(
+        saved, reshard_ranks.save, saved, "qwen2-tied", checkpoint, tmp_path / "saved"
+    )[0]
+    out = tmp_path / "loaded"
+    losses = ranks.run(
+        Layout(tp=2), reshard_ranks.load_weights_only, Layout(tp=2), "qwen2-tied", checkpoint, out
+    )
+    assert losses[0] == pytest.approx(expected[0], rel=1e-6)
+    assert_equal(
+        load_file(out / "model.safetensors"),
+        load_file(tmp_path / "saved" / "weights" / "model.safetensors"),
+    )
+
+
+def test_a_checkpoint_that_is_gone(ranks: Ranks, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="holds no checkpoint: was it deleted"):
+        ranks.run(
+            Layout(),
+            reshard_ranks.load_weights_only,
+            Layout(),
+            "qwen2",
+            tmp_path / "step-00000010",
+            tmp_path / "out",
+        )
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(ranks: Ranks, tmp_path: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.mkdir()
+    second.mkdir()
+    results = ranks.run(Layout(dp=2), reshard_ranks.draws, Layout(dp=2), first, second)
+    for after, again in results:
+        assert after == again
+    assert results[0][0][:2] != results[1][0][:2]  # the streams of the two ranks differ

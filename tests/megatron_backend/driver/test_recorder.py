@@ -1,0 +1,262 @@
+"""Events are numbered without a gap, survive kill -9, and reach a service that comes and goes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from megatron_backend.checkpoint.fence import StaleAttempt
+from megatron_backend.driver import recorder as recorder_module
+from megatron_backend.driver.recorder import SpoolRecorder
+from megatron_backend.driver.spool import EventSpool
+from service.spec import EventBatch, WorkerEvent
+
+TOKEN = "only-for-attempt-1"
+
+
+class Service:
+    """What the service does with events, over real HTTP: keeps new ones, answers with the last."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self.events: list[WorkerEvent] = []
+        self.posts = 0
+        self.status = 200
+        self._job_dir = job_dir
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                status, answer = service.take(self.path, self.headers["Authorization"], body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+            thread.start()
+            endpoint = f"http://127.0.0.1:{server.server_port}/"
+            (self._job_dir / "endpoint").write_text(endpoint)  # another port after each restart
+            yield
+            server.shutdown()
+            thread.join()
+
+    def take(self, path: str, authorization: str, body: bytes) -> tuple[int, dict[str, int | str]]:
+        self.posts += 1
+        if path != "/v1/jobs/job-1/attempts/1/events" or authorization != f"Bearer {TOKEN}":
+            return 401, {"detail": "who are you"}
+        if self.status != 200:
+            return self.status, {"detail": "no"}
+        for event in EventBatch.model_validate_json(body).events:
+            if event.seq == len(self.events) + 1:
+                self.events.append(event)
+        return 200, {"last_seq": len(self.events)}
+
+    def numbers(self) -> list[int]:
+        return [event.seq for event in self.events]
+
+
+@pytest.fixture
+def job_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "attempts" / "1"
+    folder.mkdir(parents=True)
+    (folder / "token").write_text(TOKEN + "\n")
+    return tmp_path
+
+
+def make(job_dir: Path) -> SpoolRecorder:
+    return SpoolRecorder(job_dir, job_id="job-1", attempt=1)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def spooled(job_dir: Path) -> list[WorkerEvent]:
+    lines = (job_dir / "attempts" / "1" / "events.jsonl").read_bytes().split(b"\n")
+    assert lines[-1] == b""
+    return [WorkerEvent.model_validate_json(line) for line in lines[:-1]]
+
+
+def test_events_arrive_in_order(job_dir: Path) -> None:
+    service = Service(job_dir)
+    with service.listening():
+        recorder = make(job_dir)
+        for step in range(1, 1301):
+            recorder.record("metrics", {"loss": 1 / step}, step=step)
+        recorder.close()
+    assert service.events == spooled(job_dir)
+    assert service.numbers() == list(range(1, 1301))
+    assert service.posts < 100  # in batches
+
+
+def test_service_goes_away_and_comes_back_under_another_port(job_dir: Path) -> None:
+    service = Service(job_dir)
+    recorder = make(job_dir)
+    recorder.record("started", {"world_size": 1})  # before there is any service
+    with service.listening():
+        wait_until(lambda: service.numbers() == [1])
+        recorder.record("metrics", {"loss": 2.0}, step=1)
+        wait_until(lambda: service.numbers() == [1, 2])
+    recorder.record("metrics", {"loss": 1.5}, step=2)  # nobody listens: the job goes on
+    recorder.record("metrics", {"loss": 1.0}, step=3)
+    with service.listening():
+        wait_until(lambda: service.numbers() == [1, 2, 3, 4])
+        service.status = 503
+        recorder.record("metrics", {"loss": 0.5}, step=4)
+        before = service.posts
+        wait_until(lambda: service.posts > before)
+        service.status = 200
+        wait_until(lambda: service.numbers() == [1, 2, 3, 4, 5])
+        recorder.close()
+    assert service.events == spooled(job_dir)
+
+
+def test_service_that_forgot_gets_old_events_again(job_dir: Path) -> None:
+    service = Service(job_dir)
+    with service.listening():
+        recorder = make(job_dir)
+        for step in range(1, 4):
+            recorder.record("metrics", {}, step=step)
+        wait_until(lambda: service.numbers() == [1, 2, 3])
+        del service.events[1:]  # restored from a backup
+        recorder.record("metrics", {}, step=4)
+        recorder.close()
+    assert service.numbers() == [1, 2, 3, 4]
+
+
+def test_stale_attempt_stops(job_dir: Path) -> None:
+    service = Service(job_dir)
+    service.status = 409
+    with service.listening():
+        recorder = make(job_dir)
+        recorder.record("metrics", {}, step=1)
+        wait_until(lambda: service.posts == 1)
+
+        def refused() -> bool:
+            try:
+                recorder.record("metrics", {}, step=2)
+            except StaleAttempt:
+                return True
+            return False
+
+        wait_until(refused)
+        recorder.close()
+    assert service.posts == 1
+
+
+def test_close_does_not_wait_for_ever(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "FLUSH_SECONDS", 0.5)
+    (job_dir / "endpoint").write_text("http://127.0.0.1:9/")
+    recorder = make(job_dir)
+    recorder.record("metrics", {}, step=1)
+    begin = time.monotonic()
+    recorder.close()
+    assert time.monotonic() - begin < 3
+    assert [event.seq for event in spooled(job_dir)] == [1]
+
+
+def test_close_catches_a_service_that_is_just_coming_back(job_dir: Path) -> None:
+    service = Service(job_dir)
+    (job_dir / "endpoint").write_text("http://127.0.0.1:9/")
+    recorder = make(job_dir)
+    recorder.record("metrics", {}, step=1)
+    closing = threading.Thread(target=recorder.close)
+    closing.start()
+    time.sleep(0.5)
+    with service.listening():
+        closing.join()
+    assert service.numbers() == [1]
+
+
+def test_kill_9_leaves_a_spool_without_gap_and_numbering_goes_on(job_dir: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from megatron_backend.driver.recorder import SpoolRecorder\n"
+        "recorder = SpoolRecorder(Path(sys.argv[1]), job_id='job-1', attempt=1)\n"
+        "for step in range(1, 10**9):\n"
+        "    recorder.record('metrics', {'loss': 1.0, 'text': 'x' * 5000}, step=step)\n"
+        "    if step == 100: print('going', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(job_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "going\n"
+        driver.send_signal(signal.SIGKILL)
+    recorder = make(job_dir)
+    recorder.record("warning", {"message": "back"})
+    events = spooled(job_dir)
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert len(events) > 100
+    assert events[-1].data == {"message": "back"}
+    recorder.close()
+
+
+def test_torn_last_line_is_dropped(job_dir: Path) -> None:
+    path = job_dir / "attempts" / "1" / "events.jsonl"
+    spool = EventSpool(path)
+    spool.append("warning", {"message": "one"}, None)
+    spool.append("warning", {"message": "two"}, None)
+    spool.close()
+    os.truncate(path, path.stat().st_size - 5)
+    spool = EventSpool(path)
+    assert spool.last_seq == 1
+    spool.append("warning", {"message": "two again"}, None)
+    assert [e.data["message"] for e in spool.read(1, max_events=9, max_bytes=10**6)] == [
+        "one",
+        "two again",
+    ]
+    spool.close()
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    with pytest.raises(ValueError, match="jumps from 0 to 2"):
+        EventSpool(path)
+
+
+def test_read_keeps_to_its_bounds_but_gives_one(job_dir: Path) -> None:
+    spool = EventSpool(job_dir / "events.jsonl")
+    for number in range(5):
+        spool.append("warning", {"message": "x" * 1000, "number": number}, None)
+    assert [e.seq for e in spool.read(2, max_events=2, max_bytes=10**6)] == [2, 3]
+    assert [e.seq for e in spool.read(1, max_events=9, max_bytes=2500)] == [1, 2]
+    assert [e.seq for e in spool.read(4, max_events=9, max_bytes=1)] == [4]
+    assert spool.read(6, max_events=9, max_bytes=10**6) == []
+    spool.close()
+
+
+def test_what_is_no_event_is_refused_and_takes_no_number(job_dir: Path) -> None:
+    recorder = make(job_dir)
+    with pytest.raises(ValidationError):
+        recorder.record("gossip", {})
+    with pytest.raises(PydanticSerializationError):
+        recorder.record("metrics", {"loss": object()}, step=1)
+    recorder.record("metrics", {"loss": float("nan"), "text": "a\u2028b\nc"}, step=1)
+    events = spooled(job_dir)
+    assert [event.seq for event in events] == [1]
+    assert events[0].data == {"loss": None, "text": "a\u2028b\nc"}  # JSON has no NaN
+    recorder.close()
