@@ -6,7 +6,6 @@ does them all again.
 """
 
 import fcntl
-import json
 import os
 import secrets
 from dataclasses import dataclass
@@ -119,19 +118,6 @@ class JobFolder:
                 _replace(self.path / "fence", f"{attempt}\n")
         finally:
             os.close(folder)
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """A JSON object from a file that is replaced, never changed in place.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it holds no JSON object.
-    """
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return found
 
 
 def _replace(path: Path, text: str) -> None:

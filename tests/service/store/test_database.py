@@ -1,0 +1,55 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from service.store import Store
+from service.store.database import Database
+from tests.service.store.running_jobs import new_job
+
+
+def test_sqlite_is_set_up_to_keep_what_it_answered(store: Store) -> None:
+    with store.database.reading() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert found == {
+        "journal_mode": "wal",
+        "synchronous": 2,  # FULL
+        "foreign_keys": 1,
+        "busy_timeout": 30_000,
+    }
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="on disk"):
+        Database(url)
+
+
+def test_a_second_store_sees_what_the_first_wrote(store: Store, tmp_path: Path) -> None:
+    job = new_job(store)
+    other = Store.open(f"sqlite:///{tmp_path}/planish.db")
+    assert other.jobs.get(job.id) == job
+    other.close()
+
+
+def test_a_reader_is_not_held_up_by_a_writer(store: Store) -> None:
+    job = new_job(store)
+    with store.database.writing():
+        began = time.monotonic()
+        assert store.jobs.get(job.id) == job
+        assert time.monotonic() - began < 5
+
+
+def test_the_service_imports_in_half_a_second_and_without_the_workers_world() -> None:
+    code = (
+        "import sys, time; began = time.process_time(); import service; "
+        "assert time.process_time() - began < 0.5, time.process_time() - began; "
+        "import service.store, service.reconciler, service.launchers.local; "
+        "assert not {'torch', 'ray', 'megatron', 'transformers', 'alembic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,69 @@
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect
+
+from service.store import Store, tables
+from service.store.database import Database
+from service.store.migrate import SCRIPTS, migrate
+from tests.service.store.running_jobs import new_job
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(f"sqlite:///{tmp_path}/planish.db")
+
+
+def names(database: Database) -> set[str]:
+    return set(inspect(database.engine).get_table_names())
+
+
+def test_the_migrations_make_the_tables_of_the_code(database: Database) -> None:
+    migrate(database)
+    with database.reading() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, tables.metadata) == []
+    assert names(database) == {*tables.metadata.tables, "alembic_version"}
+
+
+def test_migrating_again_keeps_everything(store: Store) -> None:
+    job = new_job(store)
+    migrate(store.database)
+    assert store.jobs.get(job.id) == job
+
+
+def test_two_services_can_start_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/planish.db"
+    databases = [Database(url) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(migrate, databases))
+    assert names(databases[0]) == names(databases[1])
+
+
+def test_a_migration_that_is_cut_short_leaves_nothing(database: Database) -> None:
+    def migrate_half() -> None:
+        with database.writing() as connection:
+            config = Config()
+            config.set_main_option("script_location", str(SCRIPTS))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            raise RuntimeError("power is gone")
+
+    with pytest.raises(RuntimeError, match="power"):
+        migrate_half()
+    assert names(database) == set()
+
+
+def test_each_migration_can_be_taken_back(database: Database) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    migrate(database)
+    with database.writing() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+    assert names(database) == {"alembic_version"}
