@@ -80,16 +80,16 @@ def create_app(settings: Settings, *, on_first_key: Callable[[str], None] | None
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
-    for route in api_routes(app):
+    for route in api_routes():
         for method in route.methods or ():
             requests.declare(route.path, method)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def api_routes(app: FastAPI) -> list[APIRoute]:
+def api_routes() -> list[APIRoute]:
     """The routes of the API, without the framework's own pages."""
-    return [route for route in app.routes if isinstance(route, APIRoute)]
+    return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _open(settings: Settings, on_first_key: Callable[[str], None] | None) -> ServiceContext:

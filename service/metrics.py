@@ -9,7 +9,7 @@ it survives a restart, is right with several replicas, and is there as 0 before 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -24,6 +24,8 @@ class RequestMetrics:
     """Counts requests and their time by route template, method and class of status."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        # When a counter was made is of no use here and would double the number of series.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._count = Counter(
             "planish_http_requests",
             "Requests answered, by route template, method and class of status.",

@@ -37,7 +37,7 @@ async def push_events(
         batch = EventBatch.model_validate_json(await request.body())
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        raise InvalidRequest(from_pydantic(errors, {})) from None
+        raise InvalidRequest(from_pydantic(errors)) from None
     try:
         answer = await run_in_threadpool(
             service.store.events.ingest, job, attempt, token, batch.events

@@ -110,7 +110,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_parameters(request: Request, error: RequestValidationError) -> Response:
-        problems = from_pydantic(error.errors(), {})
+        # The location begins with where it is: query, path or header.
+        errors = [{**found, "loc": found["loc"][1:] or found["loc"]} for found in error.errors()]
+        problems = from_pydantic(errors)
         return problem_response(request, invalid(problems))
 
     @app.exception_handler(HTTPException)

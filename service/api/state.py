@@ -30,4 +30,4 @@ def _failed_by_reason(service: ServiceContext) -> dict[str, int]:
     reason = tables.attempts.c.reason
     query = select(reason, func.count()).where(reason.is_not(None)).group_by(reason)
     with service.store.database.reading() as connection:
-        return {name: count for name, count in connection.execute(query)}
+        return {str(name): int(count) for name, count in connection.execute(query)}

@@ -6,14 +6,19 @@ and deep nesting, which would otherwise come back as a fault of the database.
 
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from service.spec import JobSpec, algorithm_specs
-from service.validation.problems import FieldProblem, InvalidRequest, from_pydantic
+from service.validation.problems import (
+    FieldProblem,
+    InvalidRequest,
+    KnownFields,
+    from_pydantic,
+)
 
 
 def read_job_spec(body: bytes) -> JobSpec:
@@ -39,32 +44,43 @@ def read_job_spec(body: bytes) -> JobSpec:
 
 
 def _readable(problem: FieldProblem) -> FieldProblem:
-    if problem.field:
-        return problem
-    if problem.message.startswith("Invalid JSON"):
+    """Gives the rules that our own models raise a field and a fix."""
+    message = problem.message
+    if message.startswith(("unknown algorithm", "give the algorithm's")):
+        return problem.model_copy(update={"field": "algorithm.type", "fix": "use one of these"})
+    if message.startswith("Invalid JSON"):
         return problem.model_copy(update={"fix": "send one JSON object, as docs/job-spec.md shows"})
     # A rule over several fields speaks of the first one that it names: "`data` is needed: ...".
-    quoted = problem.message.split("`")
-    return problem.model_copy(update={"field": quoted[1]}) if len(quoted) > 2 else problem
+    quoted = message.split("`")
+    field = quoted[1] if not problem.field and len(quoted) > 2 else problem.field
+    fix = problem.fix
+    if " is needed" in message:
+        fix = "add it"
+    elif " has no use" in message:
+        fix = "remove it"
+    return problem.model_copy(update={"field": field, "fix": fix})
 
 
 @cache
-def known_fields() -> Mapping[str, list[str]]:
-    """The fields of each object in a job document, by the object's path."""
-    found: dict[str, list[str]] = {}
+def known_fields() -> KnownFields:
+    """The fields of a job document."""
+    descriptions: dict[str, str] = {}
+    children: dict[str, list[str]] = {}
 
     def visit(model: type[BaseModel], path: str) -> None:
-        names = {info.alias or name: info for name, info in model.model_fields.items()}
-        found[path] = list(names)
-        for name, info in names.items():
+        fields = {info.alias or name: info for name, info in model.model_fields.items()}
+        # Which algorithm it is decides its fields; the union is close enough for a hint.
+        children[path] = list(dict.fromkeys([*children.get(path, []), *fields]))
+        for name, info in fields.items():
+            inner_path = f"{path}.{name}" if path else name
+            descriptions[inner_path] = info.description or ""
             for inner in _models(info.annotation):
-                visit(inner, f"{path}.{name}" if path else name)
+                visit(inner, inner_path)
 
     visit(JobSpec, "")
-    # Which algorithm it is decides its fields; the union is close enough for a hint.
-    every = [name for spec in algorithm_specs().values() for name in spec.model_fields]
-    found["algorithm"] = list(dict.fromkeys(every))
-    return found
+    for spec in algorithm_specs().values():
+        visit(spec, "algorithm")
+    return KnownFields(descriptions=descriptions, children=children)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -1,6 +1,7 @@
 """What is wrong with one field of a request, and what to do about it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -47,28 +48,66 @@ def field_path(location: Iterable[int | str]) -> str:
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class KnownFields:
+    """The fields of a document, so that a problem can say what would be right."""
+
+    descriptions: Mapping[str, str]
+    """By path, as `parallel.tp`."""
+    children: Mapping[str, Sequence[str]]
+    """Names of an object's fields by the object's path; the whole document is ``."""
+
+
+NO_FIELDS = KnownFields(descriptions={}, children={})
+
+
 def from_pydantic(
-    errors: Iterable[ErrorDetails | Mapping[str, Any]], known_fields: Mapping[str, Sequence[str]]
+    errors: Iterable[ErrorDetails | Mapping[str, Any]], known: KnownFields = NO_FIELDS
 ) -> list[FieldProblem]:
-    """Pydantic's errors in our shape.
+    """Pydantic's errors in our shape, one for each field.
 
     Args:
         errors: from `ValidationError.errors()`.
-        known_fields: the fields of each object, by its path, to name beside an unknown one.
+        known: the fields of the document.
     """
-    return [_one(error, known_fields) for error in errors]
+    problems: dict[str, FieldProblem] = {}
+    for error in errors:
+        problem = _one(error, known)
+        earlier = problems.get(problem.field)
+        if earlier is not None and earlier.message != problem.message:
+            # A field of several types brings one error for each of them.
+            problem = problem.model_copy(
+                update={"message": f"{earlier.message}; or: {problem.message}"}
+            )
+        problems[problem.field] = problem
+    return list(problems.values())
 
 
-def _one(error: Mapping[str, Any], known_fields: Mapping[str, Sequence[str]]) -> FieldProblem:
+def _one(error: Mapping[str, Any], known: KnownFields) -> FieldProblem:
     location = tuple(error["loc"])
-    path = field_path(location)
     message = str(error["msg"]).removeprefix("Value error, ")
-    fix: str | None = None
     if error["type"] == "extra_forbidden":
-        parent = field_path(location[:-1])
-        message = f"unknown field {quote(str(location[-1]))}"
-        known = known_fields.get(parent)
-        fix = f"remove it, or use one of: {', '.join(known)}" if known else "remove it"
-    elif error["type"] == "missing":
-        message, fix = "this field is needed", "add it"
-    return FieldProblem(field=path, message=message, fix=fix)
+        names = known.children.get(field_path(location[:-1]))
+        return FieldProblem(
+            field=field_path(location),
+            message=f"unknown field {quote(str(location[-1]))}",
+            fix=f"remove it, or use one of: {', '.join(names)}" if names else "remove it",
+        )
+    if error["type"] == "missing":
+        return FieldProblem(
+            field=field_path(location), message="this field is needed", fix="add it"
+        )
+    path = field_path(location)
+    for length in range(len(location), 0, -1):
+        # Pydantic names the members of a union in the location, which is no path of a document.
+        named = field_path(part for part in location[:length] if isinstance(part, str))
+        if named in known.descriptions:
+            path = field_path(location[: _index_after(location, length)])
+            return FieldProblem(field=path, message=message, fix=known.descriptions[named])
+    return FieldProblem(field=path, message=message)
+
+
+def _index_after(location: tuple[int | str, ...], length: int) -> int:
+    """Keeps the list index that follows a field."""
+    following = location[length : length + 1]
+    return length + 1 if following and isinstance(following[0], int) else length
