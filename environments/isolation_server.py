@@ -1,0 +1,110 @@
+"""The far side of `environments.isolation`: a process that forks a worker for each connection.
+
+Run as `python -m environments.isolation_server FD`, with FD one end of a Unix socket pair. Each
+message on it is the name of a module, imported here once, with the worker's end of a new socket
+pair attached. Workers are forks, so they start in milliseconds with the module loaded.
+
+A worker serves one call after another. Before each it sets a timer of the kernel whose signal kills
+it: no exception that the called code could catch, no thread that a long step of C could hold up.
+When the other side goes away, reading returns nothing, and every process here ends by itself.
+"""
+
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MEMORY_BYTES = 4 << 30
+MAX_MESSAGE_BYTES = 256 << 20
+OPEN_FILES = 64
+
+
+def read_message(connection: socket.socket) -> Any | None:
+    """The next JSON message; None where the other side has closed."""
+    header = _read_exactly(connection, 4)
+    if header is None:
+        return None
+    length = int.from_bytes(header)
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {length} bytes")
+    body = _read_exactly(connection, length)
+    return None if body is None else json.loads(body)
+
+
+def write_message(connection: socket.socket, message: Any) -> None:
+    """Sends one JSON message, with its length in front."""
+    body = json.dumps(message).encode()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {len(body)} bytes")
+    connection.sendall(len(body).to_bytes(4) + body)
+
+
+def _read_exactly(connection: socket.socket, length: int) -> bytes | None:
+    chunks: list[bytes] = []
+    missing = length
+    while missing:
+        chunk = connection.recv(min(missing, 1 << 20))
+        if not chunk:
+            return None
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return b"".join(chunks)
+
+
+def serve(control: socket.socket) -> None:
+    """Forks a worker for each connection that arrives, until `control` closes."""
+    # The kernel reaps the workers. A signal to the whole process group is for the other side to
+    # act on: it may have rollouts to finish first.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        module, descriptors, _, _ = socket.recv_fds(control, 512, 1)
+        if not module:
+            return
+        importlib.import_module(module.decode())
+        gc.freeze()
+        with socket.socket(fileno=descriptors[0]) as connection:
+            if os.fork() == 0:
+                control.close()
+                _limit()
+                work(connection)
+                # Not `sys.exit`: this is a fork, and the parent's clean-up is not its own.
+                os._exit(0)
+
+
+def work(connection: socket.socket) -> None:
+    """Says that it is there, then serves calls until the other side closes."""
+    write_message(connection, {"ready": os.getpid()})
+    while (request := read_message(connection)) is not None:
+        module, _, name = request["target"].partition(":")
+        target: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+        signal.setitimer(signal.ITIMER_REAL, request["timeout"])
+        try:
+            reply = {"result": target(request["argument"])}
+        except Exception as error:  # whatever it is, it is the caller's to know
+            reply = {"error": {"type": type(error).__name__, "message": str(error)[:1000]}}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        write_message(connection, reply)
+
+
+def _limit() -> None:
+    """Takes from a worker what no scorer needs: memory without end, files to write, our output."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
