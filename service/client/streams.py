@@ -1,7 +1,7 @@
 r"""Reads server-sent events.
 
-Messages are split at the byte `\n`, not with `str.splitlines` (as httpx's `iter_lines` does): the data
-is JSON and may hold U+2028 raw, which is no line end here.
+Messages are split at the byte `\n`, not with `str.splitlines` (as httpx's `iter_lines` does): the
+data is JSON and may hold U+2028 raw, which is no line end here.
 """
 
 import json

@@ -1,0 +1,5 @@
+"""The command line: `planish`. `docs/cli.md` describes it."""
+
+from service.cli.main import main
+
+__all__ = ["main"]

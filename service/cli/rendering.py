@@ -1,0 +1,148 @@
+"""Jobs, plans and errors as text. What comes from elsewhere is never read as rich markup."""
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from service.api.resources import JobResource, JobSummary, Layout, Plan
+from service.client import ApiError
+
+_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
+
+
+def print_json(console: Console, value: BaseModel | list[Any]) -> None:
+    """A resource, or a list of them, as JSON."""
+    if isinstance(value, BaseModel):
+        plain: Any = value.model_dump(mode="json")
+    else:
+        plain = [item.model_dump(mode="json") for item in value]
+    console.print(Text(json.dumps(plain, indent=2, ensure_ascii=False)))
+
+
+def print_api_error(console: Console, error: ApiError) -> None:
+    """A problem: its detail, and each field with its fix."""
+    console.print(
+        f"[bold red]{escape(error.title or str(error.status))}[/]: {escape(error.detail)}"
+    )
+    for problem in error.errors:
+        where = f"[bold]{escape(problem.field)}[/]: " if problem.field else ""
+        console.print(f"  {where}{escape(problem.message)}")
+        if problem.fix:
+            console.print(f"    [dim]->[/] {escape(problem.fix)}")
+    if error.status >= 500 and error.request_id:
+        console.print(f"  [dim]the service's log has it under {escape(error.request_id)}[/]")
+
+
+def state_text(state: str) -> Text:
+    """A state in its colour."""
+    return Text(state, style=_STYLES.get(state, ""))
+
+
+def when(seconds: float | None) -> str:
+    """A time as `2026-11-29 18:05:01Z`."""
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def span(seconds: float | None) -> str:
+    """A duration as `1h02m`, `3m20s` or `12s`."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+def bytes_text(count: int) -> str:
+    """A size as `1.4 GiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def layout_text(layout: Layout) -> str:
+    """A layout as `tp2 pp1 dp1`."""
+    return f"tp{layout.tp} pp{layout.pp} dp{layout.dp}"
+
+
+def job_table(jobs: list[JobSummary]) -> Table:
+    """A list of jobs."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("ID", "NAME", "ALGORITHM", "STATE", "LAYOUT", "AGE"):
+        table.add_column(name, no_wrap=True)
+    now = time.time()
+    for job in jobs:
+        table.add_row(
+            job.id,
+            job.name,
+            job.algorithm,
+            state_text(job.state),
+            layout_text(job.layout),
+            span(now - job.created_at),
+        )
+    return table
+
+
+def print_job(console: Console, job: JobResource) -> None:
+    """One job with its attempts."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    state = state_text(job.state)
+    if job.reason:
+        state.append(f" ({job.reason})")
+    table.add_row("job", f"{job.id}  {job.name}")
+    table.add_row("state", state)
+    if job.message:
+        table.add_row("message", Text(job.message))
+    table.add_row("algorithm", job.algorithm)
+    table.add_row("cluster", f"{job.cluster}, {layout_text(job.layout)}")
+    table.add_row("created", when(job.created_at))
+    if job.progress is not None:
+        total = f" of {job.progress.total_steps}" if job.progress.total_steps else ""
+        left = job.progress.remaining_seconds
+        rest = f", about {span(left)} left" if left else ""
+        table.add_row("progress", f"step {job.progress.step}{total}, {job.progress.phase}{rest}")
+    for attempt in job.attempts:
+        end = f" - {when(attempt.ended_at)}" if attempt.ended_at else ""
+        why = f"  {attempt.reason}: {attempt.message}" if attempt.reason else ""
+        line = Text(f"{attempt.state}  {when(attempt.started_at)}{end}{why}")
+        table.add_row(f"attempt {attempt.number}", line)
+    console.print(table)
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """What a job would become."""
+    layout = plan.layout
+    console.print(
+        f"{layout_text(layout)}: {layout.world_size} ranks on {plan.spec.resources.cluster}; "
+        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} on each rank a step"
+    )
+    console.print(f"{plan.parameters:,} parameters")
+    table = Table(box=None, pad_edge=False, title="Memory of a rank", title_justify="left")
+    for name in ("STAGE", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ROLLOUT", "REFERENCE", "TOTAL"):
+        table.add_column(name, justify="right")
+    for rank in plan.memory_per_rank:
+        sizes = (
+            rank.weights,
+            rank.gradients,
+            rank.optimizer,
+            rank.rollout_weights,
+            rank.reference_weights,
+            rank.total,
+        )
+        table.add_row(str(rank.pp_rank), *map(bytes_text, sizes))
+    console.print(table)
+    console.print("[dim]Without activations and caches. --json shows the whole resolved job.[/]")

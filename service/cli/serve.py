@@ -1,0 +1,43 @@
+"""`planish serve`: runs the service in this process."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    data_dir: Annotated[
+        Path, typer.Option(help="Folder for the database, uploads and jobs; made if absent.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    model_root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder that jobs may read models from; may be given again."),
+    ] = None,
+    public_url: Annotated[
+        str | None, typer.Option(help="How workers reach the service, where not by host and port.")
+    ] = None,
+    max_local_jobs: Annotated[int, typer.Option(help="Jobs at once on this machine.")] = 1,
+    database_url: Annotated[
+        str | None,
+        typer.Option(envvar="PLANISH_DATABASE_URL", help="SQLAlchemy URL; SQLite by default."),
+    ] = None,
+    save_connection: Annotated[
+        bool, typer.Option(help="Leave address and key for the other commands of this user.")
+    ] = True,
+    access_log: Annotated[bool, typer.Option(help="Log each request.")] = False,
+) -> None:
+    """Runs the service. Ctrl-C or SIGTERM ends it; jobs go on and are found again."""
+    # Imported here: the service's libraries take a second, and no other command needs them.
+    from service.cli.server import run_server
+
+    options = {
+        "data_dir": data_dir,
+        "public_url": public_url,
+        "model_roots": tuple(path.absolute() for path in model_root or ()),
+        "max_local_jobs": max_local_jobs,
+        "database_url": database_url,
+    }
+    run_server(host, port, options, save_connection=save_connection, access_log=access_log)

@@ -1,0 +1,143 @@
+"""The process of `planish serve`: settings, socket, uvicorn."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import typer
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from service.app import create_app
+from service.cli.connection import SavedConnection, read_saved, save
+from service.cli.context import Exit, err, out
+from service.settings import BOOTSTRAP_KEY_VARIABLE, Settings
+
+# Requests that are being answered get so long; streams end at once.
+_DRAIN_SECONDS = 10
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready; ends streams when it is asked to stop, then itself with code 0."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._app = app
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        service = getattr(self._app.state, "service", None)
+        if service is not None:
+            service.stopping.set()
+        super().handle_exit(sig, frame)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own raises the signal again at the end, so a wanted stop looks like a crash.
+        before = {
+            sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+def run_server(
+    host: str,
+    port: int,
+    options: Mapping[str, Any],
+    *,
+    save_connection: bool,
+    access_log: bool,
+) -> None:
+    """Serves until a signal comes.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        options: the other settings.
+        save_connection: leave address and key for the other commands.
+        access_log: log each request.
+
+    Raises:
+        typer.Exit: wrong settings, an address in use, or a start that failed.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    listener = _listen(host, port)
+    settings = _settings({**options, "host": host, "port": listener.getsockname()[1]})
+    first_keys: list[str] = []
+    app = create_app(settings, on_first_key=first_keys.append)
+    config = uvicorn.Config(
+        app,
+        log_level="info" if access_log else "warning",
+        access_log=access_log,
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        ws="none",
+    )
+    server = _Server(config, app, lambda: _announce(settings, first_keys, keep=save_connection))
+    server.run(sockets=[listener])
+    if not server.started:
+        raise typer.Exit(Exit.UNREACHABLE)
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    # Taken out of the environment: it is no business of the jobs that this process starts.
+    key = os.environ.pop(BOOTSTRAP_KEY_VARIABLE, None)
+    try:
+        return Settings.model_validate({**options, "bootstrap_key": key or None})
+    except ValidationError as error:
+        for found in error.errors():
+            err().print(f"{'.'.join(map(str, found['loc']))}: {found['msg']}", markup=False)
+        raise typer.Exit(Exit.REFUSED) from None
+
+
+def _announce(settings: Settings, first_keys: list[str], *, keep: bool) -> None:
+    """Says where the service is and, this once, the key that was made."""
+    console = out()
+    console.print(f"Planish listens on {settings.base_url}", markup=False)
+    brought = settings.bootstrap_key
+    key = first_keys[0] if first_keys else brought.get_secret_value() if brought else None
+    if first_keys:
+        console.print(f"API key, shown this once: {first_keys[0]}", markup=False)
+    if not keep:
+        return
+    data_dir = str(settings.data_dir)
+    saved = read_saved()
+    if key is None and saved is not None and saved.data_dir == data_dir:
+        key = saved.api_key  # of the start that made it
+    path = save(SavedConnection(url=settings.base_url, api_key=key, data_dir=data_dir))
+    what = "address and key" if key else "address"
+    console.print(f"The other planish commands find the {what} in {path}", markup=False)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The listening socket, made first: the port must be known to the settings."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        err().print(
+            f"cannot listen on {host}:{port}: {error.strerror}; is another service running there? "
+            "Give another --port.",
+            markup=False,
+        )
+        raise typer.Exit(Exit.REFUSED) from None
+    return listener
