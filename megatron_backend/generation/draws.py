@@ -37,8 +37,7 @@ def uniforms(
     """
     state = _mix(np.zeros(1, dtype=np.uint64), np.array([seed], dtype=np.uint64))
     rows = _mix(state, np.array(indices, dtype=np.uint64))[:, None]
-    positions = np.array(first_positions, dtype=np.uint64)[:, None] + np.arange(
-        count, dtype=np.uint64
-    )
+    steps = np.arange(count, dtype=np.uint64)
+    positions = np.add(np.array(first_positions, dtype=np.uint64)[:, None], steps, dtype=np.uint64)
     bits = _mix(rows, positions) >> np.uint64(12)
     return (bits.astype(np.float64) + 0.5) * 2.0**-52
