@@ -106,7 +106,7 @@ class Collector:
         return [play.episode for play in plays]
 
     async def _reset(self, play: _Play) -> None:
-        play.env = self.environment.make(self.config)
+        play.env = self.environment.make(self.config, max_turns=self.max_turns)
         messages, info = await self._call(
             play.env.reset(seed=play.reset_seed, item=play.episode.item)
         )
