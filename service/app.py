@@ -93,8 +93,10 @@ def api_routes() -> list[APIRoute]:
 
 
 def _open(settings: Settings, on_first_key: Callable[[str], None] | None) -> ServiceContext:
-    for folder in (settings.data_dir, settings.jobs_dir, settings.data_dir / "models"):
-        folder.mkdir(parents=True, exist_ok=True)
+    # A folder that is made here is for this user alone: it will hold what people train on.
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (settings.jobs_dir, settings.data_dir / "models"):
+        folder.mkdir(exist_ok=True)
     store = Store.open(settings.store_url)
     first = ensure_first_key(store, settings)
     if first is not None and on_first_key is not None:

@@ -30,14 +30,17 @@ class Session:
     url: str | None
     api_key: str | None
 
-    def client(self) -> Client:
+    def client(self, *, patience_seconds: float = 3.0) -> Client:
         """A client for the service that was named.
+
+        Args:
+            patience_seconds: how long to wait for a service that is away.
 
         Raises:
             NotConfigured: none was.
         """
         connection = resolve(self.url, self.api_key)
-        return Client(connection.url, connection.api_key)
+        return Client(connection.url, connection.api_key, patience_seconds=patience_seconds)
 
 
 def session_of(context: typer.Context) -> Session:

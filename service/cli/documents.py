@@ -8,7 +8,7 @@ a key that occurs twice is refused.
 import math
 import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -22,7 +22,8 @@ class BadDocument(Exception):
 class _Loader(yaml.SafeLoader):
     """Scalars by YAML 1.2's core schema."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+    # PyYAML reads the rules from the class; these begin empty, without YAML 1.1's.
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")

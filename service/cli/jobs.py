@@ -17,6 +17,9 @@ JobFile = Annotated[Path, typer.Argument(help="Job file: YAML or JSON.", show_de
 JobName = Annotated[
     str, typer.Argument(help="Id of the job, or the newest job's name.", show_default=False)
 ]
+# A watched job outlives restarts of the service.
+WATCH_PATIENCE_SECONDS = 600.0
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -32,7 +35,8 @@ def submit(
 ) -> None:
     """Submits a job and prints its id."""
     document = read_document(file)
-    with session_of(context).client() as client:
+    patience = WATCH_PATIENCE_SECONDS if watch else 3.0
+    with session_of(context).client(patience_seconds=patience) as client:
         job = client.submit(document, idempotency_key=idempotency_key)
         out().print(job.id, markup=False)
         if watch:
@@ -83,7 +87,7 @@ def show(context: typer.Context, job: JobName, as_json: AsJson = False) -> None:
 
 def watch(context: typer.Context, job: JobName) -> None:
     """Follows a job to its end; exit code 1 where that is not SUCCEEDED. Ctrl-C leaves it alone."""
-    with session_of(context).client() as client:
+    with session_of(context).client(patience_seconds=WATCH_PATIENCE_SECONDS) as client:
         _watch(client, client.job(job))
 
 
@@ -109,7 +113,7 @@ def logs(
 ) -> None:
     """Prints what the job's processes wrote."""
     console = out()
-    with session_of(context).client() as client:
+    with session_of(context).client(patience_seconds=WATCH_PATIENCE_SECONDS) as client:
         if follow:
             for chunk in client.follow_log(job, attempt=attempt):
                 console.print(Text(chunk.text), end="")
