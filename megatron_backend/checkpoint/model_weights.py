@@ -5,8 +5,7 @@ from pathlib import Path
 from megatron.core import dist_checkpointing
 from megatron.core.models.gpt import GPTModel
 
-STATE = "state"
-"""Folder inside a checkpoint that holds what Megatron's `torch_dist` format is made of."""
+from megatron_backend.checkpoint.contents import STATE
 
 
 def load_model_weights(model: GPTModel, checkpoint: Path) -> None:

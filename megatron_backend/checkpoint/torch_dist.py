@@ -23,23 +23,20 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-from megatron_backend.checkpoint.model_weights import STATE
-
-RANDOM = "random"
-"""Folder inside a checkpoint with one file of generator states for each rank."""
+from megatron_backend.checkpoint.contents import RANDOM, STATE
 
 _TRACKED = "tracked."
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
-def prepare_folder(staged: Path) -> None:
-    """Makes the folders that `save_state` writes into; once, before any rank writes."""
-    (staged / STATE).mkdir()
-    (staged / RANDOM).mkdir()
-
-
 def save_state(staged: Path, model: GPTModel, optimizer: MegatronOptimizer) -> None:
-    """Writes this rank's part. Every rank must call it; it returns when all have written."""
+    """Writes this rank's part. Every rank must call it; it returns when all have written.
+
+    Args:
+        staged: holds the empty folders `STATE` and `RANDOM`, so that no rank has to wait for them.
+        model: this rank's part.
+        optimizer: over its parameters; it must have taken a step.
+    """
     # The writer's results come back through a queue. Megatron makes it in a process of its own,
     # for saves that run in another process than the caller; ours do not, and need no process each.
     filesystem_async._results_queue = queue.SimpleQueue()

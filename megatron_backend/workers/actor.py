@@ -1,15 +1,21 @@
-"""What runs inside a Ray actor: a rank, with its checkpoints."""
+"""What runs inside a Ray actor: a rank of training and generation, with its checkpoints."""
 
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from algorithms.protocols import Completion, Sampling
 from megatron_backend.layout import Layout
+from megatron_backend.runtime import distributed
 from megatron_backend.workers.rank import RankWorker
-from service.spec import JobContext
+
+if TYPE_CHECKING:
+    from megatron_backend.generation.rank import GenerationRank
 
 
 class RankActor:
@@ -20,26 +26,55 @@ class RankActor:
             level=logging.INFO, format=f"%(levelname)s rank {rank} %(name)s: %(message)s"
         )
         self._worker = RankWorker(rank, layout)
+        self._generation: GenerationRank | None = None
 
-    def place(self) -> tuple[str, int, int]:
-        """Address of this machine, a port that is free on it, and the process id."""
+    def call(self, method: str, packed: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
+        """Calls a method of this class or of `RankWorker` with (args, kwargs)."""
+        args, kwargs = packed
+        owner = self if hasattr(self, method) else self._worker
+        return getattr(owner, method)(*args, **kwargs)
+
+    def prepare(self) -> tuple[str, int, int]:
+        """Imports Megatron, which takes seconds, so that ranks do it side by side.
+
+        Returns:
+            Address of this machine, a port that is free on it, and the process id.
+        """
         import ray
 
+        distributed.prepare()
         address = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
         return address, port, os.getpid()
 
-    def setup(self, context: JobContext, address: str, port: int) -> None:
-        """See `RankWorker.setup`."""
-        self._worker.setup(context, address, port)
+    def setup_generation(
+        self, layout: Layout, stop_token_ids: Sequence[int], max_length: int
+    ) -> None:
+        """Makes the generation copy, after `setup`; see `GenerationRank`."""
+        from megatron_backend.generation.rank import GenerationRank
 
-    def call(self, method: str, packed: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
-        """Calls a method of this class, or one of the rank's."""
-        args, kwargs = packed
-        owner = self if hasattr(self, method) else self._worker
-        return getattr(owner, method)(*args, **kwargs)
+        self._generation = GenerationRank(
+            self._worker.config,
+            layout,
+            padded_vocab=self._worker.model.vocab_size,
+            stop_token_ids=stop_token_ids,
+            max_length=max_length,
+            dtype=self._worker.dtype,
+        )
+
+    def sync_weights(self, version: int) -> None:
+        """See `GenerationRank.sync`."""
+        self._generation_rank.sync(self._worker.model, version)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], indices: Sequence[int], sampling: Sampling
+    ) -> list[Completion] | None:
+        """See `GenerationRank.generate`; None on ranks that another one speaks for."""
+        generation = self._generation_rank
+        completions = generation.generate(prompts, indices, sampling)
+        return completions if self._worker.rank in generation.layout.output_ranks else None
 
     def save_state(self, staged: str) -> None:
         """See `checkpoint.torch_dist.save_state`."""
@@ -57,3 +92,21 @@ class RankActor:
             self._worker.trainer.optimizer,
             same_layout=same_layout,
         )
+
+    def logits(self, tokens: Tensor) -> Tensor | None:
+        """[B, T, V] on the first rank that has them, None on the others."""
+        from megatron_backend.workers.logits import whole_logits
+
+        logits = whole_logits(
+            self._worker.trainer.model,
+            tokens.to(device=distributed.device()),
+            vocab_size=self._worker.config.vocab_size,
+        )
+        speaks = self._worker.rank == self._worker.layout.output_ranks[0]
+        return logits.cpu() if logits is not None and speaks else None
+
+    @property
+    def _generation_rank(self) -> "GenerationRank":
+        if self._generation is None:
+            raise RuntimeError("this job has no generation copy: call setup_generation first")
+        return self._generation

@@ -7,7 +7,7 @@ gives Ray a moment to notice a death when an error comes first.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import ray
@@ -37,7 +37,7 @@ class WorkerGroup:
     """
 
     def __init__(self, layout: Layout, *, gpu: bool) -> None:
-        """Starts the processes; they import what they need while the caller goes on.
+        """Starts the processes, which import Megatron while the caller goes on.
 
         Args:
             layout: of training; one process a rank.
@@ -61,10 +61,11 @@ class WorkerGroup:
             ).remote(rank, layout)
             for rank in range(layout.world_size)
         ]
+        self._preparing = self._start("prepare", [((), {})] * layout.world_size)
 
     def setup(self, context: JobContext) -> None:
         """Joins the ranks and builds the model on them; see `RankWorker.setup`."""
-        places = self.call("place")
+        places = self._wait(self._preparing)
         self.pids = [pid for _, _, pid in places]
         address, port, _ = places[0]
         if all(other == address for other, _, _ in places):
@@ -84,14 +85,28 @@ class WorkerGroup:
         return self.call_each(method, [(args, kwargs)] * self.layout.world_size)
 
     def call_each(
-        self, method: str, arguments: list[tuple[tuple[Any, ...], Mapping[str, Any]]]
+        self, method: str, arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
     ) -> list[Any]:
         """As `call`, with each rank's own arguments."""
-        stored: dict[int, Any] = {}  # what several ranks get is handed over once
-        pending = {}
-        for rank, (actor, packed) in enumerate(zip(self._actors, arguments, strict=True)):
-            reference = stored.setdefault(id(packed), ray.put(packed))
-            pending[actor.call.remote(method, reference)] = rank
+        return self._wait(self._start(method, arguments))
+
+    def stop(self) -> None:
+        """Ends all ranks at once."""
+        for actor in self._actors:
+            ray.kill(actor)
+        ray.util.remove_placement_group(self._group)
+
+    def _start(
+        self, method: str, arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    ) -> dict[ray.ObjectRef, int]:
+        # What several ranks get is handed over once.
+        stored = {id(packed): ray.put(packed) for packed in {id(p): p for p in arguments}.values()}
+        return {
+            actor.call.remote(method, stored[id(packed)]): rank
+            for rank, (actor, packed) in enumerate(zip(self._actors, arguments, strict=True))
+        }
+
+    def _wait(self, pending: dict[ray.ObjectRef, int]) -> list[Any]:
         results: list[Any] = [None] * len(pending)
         while pending:
             done, _ = ray.wait(list(pending), num_returns=1)
@@ -104,13 +119,7 @@ class WorkerGroup:
                 raise _lost(rank, error) from error
         return results
 
-    def stop(self) -> None:
-        """Ends all ranks at once."""
-        for actor in self._actors:
-            ray.kill(actor)
-        ray.util.remove_placement_group(self._group)
-
-    def _blame(self, rank: int, error: RayTaskError, others: dict[Any, int]) -> NoReturn:
+    def _blame(self, rank: int, error: RayTaskError, others: dict[ray.ObjectRef, int]) -> NoReturn:
         """Raises the death of another rank, where there is one, else the error of this rank."""
         done, _ = (
             ray.wait(list(others), num_returns=len(others), timeout=DEATH_NOTICE_SECONDS)

@@ -18,6 +18,33 @@ OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches and answers pass through it; Ray's default would take a third of the memory."""
 
 
+def set_environment(ranks: int) -> None:
+    """Settings that Ray's processes, and so the ranks, inherit. Call before `ray` is imported.
+
+    Args:
+        ranks: how many processes will run on this machine.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(ranks)))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if _own_cluster():
+        os.environ.update(
+            {
+                # Without a token anybody on this machine could run code in the ranks' processes.
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": secrets.token_hex(32),
+                "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
+            }
+        )
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def threads_per_rank(ranks: int) -> int:
+    """Cores of this machine for each rank, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
+
+
 @contextmanager
 def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
     """Ray is there inside this block.
@@ -26,45 +53,24 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
         ranks: how many processes will run in it.
         gpus: of this machine, for the case that the driver starts its own Ray.
     """
-    # The environment is what Ray's processes, and so the ranks, are started with.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(ranks)))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    local = "RAY_ADDRESS" not in os.environ
-    if local:
-        os.environ.update(_local_settings())
     import ray
 
-    options = {"log_to_driver": True, "logging_level": "warning", "configure_logging": False}
-    if local:
+    if _own_cluster():
         ray.init(
             address="local",
             num_cpus=ranks,
             num_gpus=gpus,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            **options,
+            configure_logging=False,
         )
     else:
-        ray.init(**options)
+        ray.init(configure_logging=False)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def threads_per_rank(ranks: int) -> int:
-    """Cores of this machine for each rank, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
-
-
-def _local_settings() -> dict[str, str]:
-    settings = {
-        # Otherwise anybody on this machine could run code in the ranks' processes.
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
-    }
-    if sys.platform == "linux":
-        settings["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    return settings
+def _own_cluster() -> bool:
+    return "RAY_ADDRESS" not in os.environ

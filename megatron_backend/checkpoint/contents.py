@@ -1,0 +1,10 @@
+"""Names inside a checkpoint's folder, beside manifest.json. Free of torch."""
+
+STATE = "state"
+"""Folder: weights and optimizer in Megatron's `torch_dist` format."""
+RANDOM = "random"
+"""Folder: one file of random-number generators for each rank."""
+HUGGING_FACE = "hf"
+"""Folder: the model's config and tokenizer, so that a checkpoint needs nothing else."""
+LOOP_STATE = "loop_state.json"
+"""File: what the training loop needs to go on."""

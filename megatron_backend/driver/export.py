@@ -1,0 +1,79 @@
+"""Hugging Face weights at the end of a job: written aside, compared, published by one rename."""
+
+import math
+import secrets
+import shutil
+from pathlib import Path
+
+import torch
+
+from algorithms.errors import JobFailure
+from megatron_backend.checkpoint.durable import fsync_tree, move
+from megatron_backend.checkpoint.fence import Fence
+from megatron_backend.checkpoint.hf_files import copy_tokenizer
+from megatron_backend.checkpoint.publish import step_name
+from megatron_backend.driver.job import Job
+from megatron_backend.driver.recorder import SpoolRecorder
+from megatron_backend.workers.group import WorkerGroup
+from service.spec import Reason
+
+PROBE_ROWS, PROBE_LENGTH = 4, 32
+TOLERANCE = {"fp32": 1e-3, "bf16": 1.0}
+"""Largest difference of a logit; rounding alone stays far below, a tensor in the wrong place does
+not."""
+
+
+def export(
+    job: Job, fence: Fence, group: WorkerGroup, recorder: SpoolRecorder, *, step: int
+) -> Path:
+    """Writes exports/step-XXXXXXXX and records the `export` event.
+
+    Raises:
+        JobFailure: transformers does not make the same logits of it; nothing was published.
+        StaleAttempt: a newer attempt has taken over; nothing was published.
+    """
+    root = job.folder / "exports"
+    root.mkdir(exist_ok=True)
+    for leftover in root.glob(".*"):
+        shutil.rmtree(leftover)
+    staged = root / f".tmp-{step_name(step)}-{job.attempt}-{secrets.token_hex(4)}"
+    group.call("export_hf", str(staged))
+    copy_tokenizer(Path(job.context.model.tokenizer), staged)
+    difference = _check(job, group, staged) if job.context.spec.checkpoint.verify_export else None
+    fsync_tree(staged)
+    target = root / step_name(step)
+    with fence.held():
+        if target.exists():  # an attempt that died before it could say so
+            move(target, root / f".replaced-{target.name}-{secrets.token_hex(4)}")
+        move(staged, target)
+    recorder.record(
+        "export", {"step": step, "path": str(target), "max_logit_diff": difference}, step=step
+    )
+    return target
+
+
+def _check(job: Job, group: WorkerGroup, folder: Path) -> float:
+    """Largest difference between the logits of transformers and of Megatron on a few tokens."""
+    from transformers import AutoModelForCausalLM
+
+    spec = job.context.spec
+    vocab_size = int(job.context.model.config["vocab_size"])
+    tokens = torch.randint(
+        vocab_size,
+        (PROBE_ROWS, min(PROBE_LENGTH, spec.training.max_length)),
+        generator=torch.Generator().manual_seed(spec.training.seed),
+    )
+    ours = next(logits for logits in group.call("logits", tokens) if logits is not None)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
+    with torch.no_grad():
+        theirs = model.eval()(tokens).logits.float()
+    difference = float((ours - theirs).abs().max())
+    limit = TOLERANCE[spec.precision.dtype]
+    if math.isnan(difference) or difference > limit:
+        raise JobFailure(
+            Reason.USER_ERROR,
+            f"the exported weights do not give the trained model's logits: they differ by up to "
+            f"{difference:.3g} (at most {limit} is rounding), so nothing was exported. The last "
+            "checkpoint is intact. Set `checkpoint.verify_export` to false to export all the same",
+        )
+    return difference

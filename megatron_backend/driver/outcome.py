@@ -1,0 +1,74 @@
+"""How an attempt ended, in words and in a reason from the contract's closed list."""
+
+import errno
+import traceback
+from pathlib import Path
+
+import torch
+
+from algorithms.errors import JobFailure
+from megatron_backend.checkpoint.durable import replace_text
+from megatron_backend.driver.job import BadJobFolder
+from megatron_backend.workers.errors import (
+    NoRoom,
+    WorkerLost,
+    WorkerOutOfMemory,
+    WorkerPreempted,
+)
+from service.spec import Outcome, Reason
+
+MAX_MESSAGE = 20_000
+_STORAGE_ERRORS = {
+    *(errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.ENOTCONN, errno.EROFS),
+    *(errno.ESTALE, errno.ETIMEDOUT),
+}
+_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
+
+
+class Stopped(BaseException):
+    """Somebody sent SIGTERM."""
+
+
+def write_outcome(attempt_folder: Path, outcome: Outcome) -> None:
+    """Writes outcome.json, the driver's last act, in one atomic step."""
+    replace_text(attempt_folder / "outcome.json", outcome.model_dump_json(indent=1) + "\n")
+
+
+def outcome_of(error: BaseException | None, attempt: int) -> Outcome:
+    """What an attempt's end means; None is a good end."""
+    if error is None:
+        return Outcome(attempt=attempt, status="succeeded")
+    reason = reason_of(error)
+    message = str(error)
+    if reason is None:
+        # Not foreseen, so whoever looks into it needs the place.
+        reason = Reason.USER_ERROR
+        message = "".join(traceback.format_exception(error))
+    if len(message) > MAX_MESSAGE:  # the end of a traceback says most
+        message = "..." + message[-(MAX_MESSAGE - 3) :]
+    return Outcome(attempt=attempt, status="failed", reason=reason, message=message)
+
+
+def reason_of(error: BaseException) -> Reason | None:
+    """The reason that belongs to an error; None where it was not foreseen."""
+    match error:
+        case JobFailure():
+            return error.reason
+        case Stopped() | KeyboardInterrupt() | SystemExit():
+            return Reason.CANCELLED
+        case WorkerOutOfMemory() | MemoryError() | torch.OutOfMemoryError():
+            return Reason.OUT_OF_MEMORY
+        case WorkerPreempted():
+            return Reason.PREEMPTED
+        case WorkerLost():
+            return Reason.WORKER_LOST
+        case NoRoom() | BadJobFolder():
+            return Reason.LAUNCH_FAILED
+        case torch.distributed.DistNetworkError():
+            # Another rank's machine, or the network between them, went away.
+            return Reason.NODE_FAILURE
+        case OSError() if error.errno in _STORAGE_ERRORS:
+            return Reason.NODE_FAILURE
+        case RuntimeError() if any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):
+            return Reason.OUT_OF_MEMORY
+    return None
