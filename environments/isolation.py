@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
-from environments.isolation_server import read_message, write_message
+from environments.isolation_server import encode_message, read_message
 
 MAX_CONCURRENT_CALLS = 64
 _MAX_IDLE = 8
@@ -70,14 +70,17 @@ class Isolation:
             WorkerDied: its process died on its own.
             CallFailed: it raised.
         """
-        connection = self._idle_worker() or self._new_worker()
-        request = {
-            "target": f"{self._module}:{function}",
-            "argument": argument,
-            "timeout": timeout_seconds,
-        }
-        started = time.monotonic()
+        request = encode_message(
+            {
+                "target": f"{self._module}:{function}",
+                "argument": argument,
+                "timeout": timeout_seconds,
+            }
+        )
+        connection = self._idle_worker()
         try:
+            connection = connection or self._new_worker()
+            started = time.monotonic()
             reply = _exchange(connection, request, timeout_seconds + _GRACE_SECONDS)
         finally:
             with self._lock:
@@ -139,8 +142,6 @@ class Isolation:
         # The first worker comes when the module is imported over there, which takes seconds.
         if _receive(ours, _START_SECONDS) is None:
             ours.close()
-            with self._lock:
-                self._busy -= 1
             raise WorkerDied(f"no worker came up for {self._module}; see its error on stderr")
         return ours
 
@@ -175,11 +176,12 @@ def isolated(module: str) -> Isolation:
     return isolation
 
 
-def _exchange(connection: socket.socket, request: Any, seconds: float) -> Any | None:
+def _exchange(connection: socket.socket, request: bytes, seconds: float) -> Any | None:
     """The reply to a request; None where the worker is gone or silent."""
+    connection.settimeout(seconds)
     try:
-        write_message(connection, request)
-    except (BrokenPipeError, ConnectionResetError):
+        connection.sendall(request)
+    except (BrokenPipeError, ConnectionResetError, TimeoutError):
         return None
     return _receive(connection, seconds)
 

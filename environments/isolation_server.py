@@ -37,12 +37,17 @@ def read_message(connection: socket.socket) -> Any | None:
     return None if body is None else json.loads(body)
 
 
-def write_message(connection: socket.socket, message: Any) -> None:
-    """Sends one JSON message, with its length in front."""
+def encode_message(message: Any) -> bytes:
+    """A message as it is sent: its length in four bytes, then JSON.
+
+    Raises:
+        TypeError: not JSON.
+        ValueError: not JSON, or too long.
+    """
     body = json.dumps(message).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(body)} bytes")
-    connection.sendall(len(body).to_bytes(4) + body)
+    return len(body).to_bytes(4) + body
 
 
 def _read_exactly(connection: socket.socket, length: int) -> bytes | None:
@@ -81,17 +86,18 @@ def serve(control: socket.socket) -> None:
 
 def work(connection: socket.socket) -> None:
     """Says that it is there, then serves calls until the other side closes."""
-    write_message(connection, {"ready": os.getpid()})
+    connection.sendall(encode_message({"ready": os.getpid()}))
     while (request := read_message(connection)) is not None:
         module, _, name = request["target"].partition(":")
         target: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
         signal.setitimer(signal.ITIMER_REAL, request["timeout"])
         try:
-            reply = {"result": target(request["argument"])}
+            reply = encode_message({"result": target(request["argument"])})
         except Exception as error:  # whatever it is, it is the caller's to know
-            reply = {"error": {"type": type(error).__name__, "message": str(error)[:1000]}}
+            fault = {"type": type(error).__name__, "message": str(error)[:1000]}
+            reply = encode_message({"error": fault})
         signal.setitimer(signal.ITIMER_REAL, 0)
-        write_message(connection, reply)
+        connection.sendall(reply)
 
 
 def _limit() -> None:

@@ -15,11 +15,13 @@ type Extraction = Literal["flexible", "strict"]
 TAIL_CHARACTERS = 20_000
 """An answer stands near the end; what is before the last so many characters is not read."""
 MAX_DIGITS = 60
+_STATEMENTS = 8
+_LINE_CHARACTERS = 1000
 
 # A sign belongs to the number unless it stands between two operands, as in 10-3.
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}%])[-−+]\s?)?"  # noqa: RUF001
-    r"(?:\\?[$€£]\s?)?-?"
+    r"(?:(?<![\w.)\]}%])[-−+])?"  # noqa: RUF001
+    r"(?:\\?[$€£]\s?-?)?"
     r"(?P<digits>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)",
     re.ASCII,
 )
@@ -69,21 +71,25 @@ def parse_gold(gold: str) -> Fraction | None:
 def find_answer(text: str, *, extraction: Extraction = "flexible") -> Fraction | None:
     r"""The number that a policy gives as its answer.
 
-    `strict` takes only what follows the last `####`. `flexible` takes the last of `####`,
-    `\boxed{...}` and "the answer is ...", and without any of them the last number of the text.
+    `strict` takes only what follows the last `####`. `flexible` takes what the last `####` or
+    `\boxed{...}` holds; without these, the number behind the last "answer is"; else the last one.
     """
     tail = text[-TAIL_CHARACTERS:]
-    markers = [(tail.rfind("####"), 4)]
-    if extraction == "flexible":
-        markers.append((tail.rfind("\\boxed"), 6))
-        markers += [(match.start(), len(match[0])) for match in _STATED.finditer(tail)]
-    position, length = max(markers)
-    if position < 0:
-        return None if extraction == "strict" else _last_number(tail)
-    stated = tail[position + length :]
-    if tail.startswith("\\boxed", position):
-        return _boxed(stated)
-    return _first_number(stated.lstrip().partition("\n")[0])
+    _, marker, after = tail.rpartition("####")
+    if extraction == "strict" or (marker and "\\boxed" not in after):
+        return _first_number(_line(after)) if marker else None
+    _, marker, after = tail.rpartition("\\boxed")
+    if marker:
+        return _boxed(after)
+    # Words may go on without a number, as in "the answer is as follows".
+    for stated in reversed(list(_STATED.finditer(tail))[-_STATEMENTS:]):
+        if (number := _first_number(_line(tail[stated.end() :]))) is not None:
+            return number
+    return _last_number(tail)
+
+
+def _line(text: str) -> str:
+    return text.lstrip().partition("\n")[0][:_LINE_CHARACTERS]
 
 
 def _first_number(text: str) -> Fraction | None:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,18 @@ def resolve(path: str) -> Path:
     """
     if "\0" in path or ".." in Path(path).parts:
         raise QuestionFileError("the path must not hold '..' or a NUL")
-    roots = [Path(root).resolve() for root in os.environ.get(ROOTS_VARIABLE, "").split(":") if root]
+    named = os.environ.get(ROOTS_VARIABLE, "").split(os.pathsep)
+    roots = [Path(root).resolve() for root in named if root]
     if not roots and not Path(path).is_absolute():
         raise QuestionFileError(f"the path must be absolute, since {ROOTS_VARIABLE} is not set")
     for candidate in [root / path for root in roots] or [Path(path)]:
-        found = candidate.resolve()
-        if roots and not any(found.is_relative_to(root) for root in roots):
+        try:
+            found = candidate.resolve()
+            allowed = not roots or any(found.is_relative_to(root) for root in roots)
+            if allowed and found.is_file():
+                return found
+        except (OSError, RuntimeError):  # a name too long, a folder closed to us, links in a ring
             continue
-        if found.is_file():
-            return found
     where = f" under {ROOTS_VARIABLE}" if roots else ""
     raise QuestionFileError(f"no file at this path{where}")
 
@@ -61,7 +64,8 @@ def _read_rows(path: Path, modified: int, size: int) -> tuple[Mapping[str, Any],
     rows: list[Mapping[str, Any]] = []
     with path.open("rb") as file:
         # Only \n ends a line: a JSON string may hold U+2028 and its like as they are.
-        for number, line in enumerate(file, start=1):
+        lines = iter(partial(file.readline, MAX_ROW_BYTES + 1), b"")
+        for number, line in enumerate(lines, start=1):
             body = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if body.strip():
                 rows.append(_parse_row(body, number))

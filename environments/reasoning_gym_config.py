@@ -104,8 +104,9 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
         default = field.default
     else:
         return ...
-    if _is_dataclass(type(default)):
-        return _nested(type(default))()
+    default_type: Any = type(default)
+    if _is_dataclass(default_type):
+        return _nested(default_type)()
     # One dataset writes ("x") where it means ("x",).
     return (default,) if field.type is tuple and isinstance(default, str) else default
 

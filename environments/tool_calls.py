@@ -15,6 +15,8 @@ from environments.protocol import ToolCall
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 MAX_CALL_CHARACTERS = 65_536
+MAX_CALLS = 64
+MAX_DEPTH = 32
 _SPACE = " \t\r\n"
 
 
@@ -50,6 +52,9 @@ def parse(text: str, *, id_prefix: str = "call") -> ParsedTurn:
     errors: list[str] = []
     position = 0
     while (start := text.find(OPEN, position)) >= 0:
+        if len(calls) + len(errors) == MAX_CALLS:
+            errors.append(f"more than {MAX_CALLS} tool calls in one turn; the others are not read")
+            break
         outside.append(text[position:start])
         body = start + len(OPEN)
         # A string in the arguments may hold the closing tag, so JSON is read before it is sought.
@@ -99,6 +104,7 @@ def _decode(source: str) -> tuple[Any, int]:
     """The JSON value at the start of `source`, and its length."""
     try:
         value, length = _DECODER.raw_decode(source)
+        _check_depth(value)
         # A lone surrogate is a fine Python string, but can be written nowhere.
         source[:length].encode()
         json.dumps(value, ensure_ascii=False).encode()
@@ -111,6 +117,21 @@ def _decode(source: str) -> tuple[Any, int]:
     except ValueError as error:
         raise _Malformed("JSON holds a number that is out of range") from error
     return value, length
+
+
+def _check_depth(value: Any) -> None:
+    """Raises RecursionError long before Python's own limit: others will walk this value, too."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        nested = (item for item in level if isinstance(item, dict | list))
+        level = [
+            child
+            for item in nested
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise RecursionError
 
 
 def _finite(literal: str) -> float:
