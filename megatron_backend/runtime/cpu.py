@@ -104,7 +104,7 @@ def install() -> None:
     _replace_cuda()
     _replace_generators()
     _replace_devices()
-    torch.compile = _uncompiled
+    _replace(torch, {"compile": _uncompiled})
 
 
 def _cpu_device(device: Any) -> Any:

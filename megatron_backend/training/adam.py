@@ -52,11 +52,13 @@ class GroupStepAdam(torch.optim.Optimizer):
             raise ValueError("this Adam takes no closure")
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._update(group, parameters)
+            pairs = [(p, p.grad) for p in group["params"] if p.grad is not None]
+            if pairs:
+                self._update(group, [p for p, _ in pairs], [gradient for _, gradient in pairs])
 
-    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         for parameter in parameters:
             state = self.state[parameter]
             if "exp_avg" not in state:
@@ -64,7 +66,6 @@ class GroupStepAdam(torch.optim.Optimizer):
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         first = [self.state[p]["exp_avg"] for p in parameters]
         second = [self.state[p]["exp_avg_sq"] for p in parameters]
-        gradients = [p.grad for p in parameters]
         beta1, beta2 = group["betas"]
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])

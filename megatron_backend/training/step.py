@@ -67,7 +67,7 @@ class Trainer:
             normalizer: of the whole step.
             learning_rate: of this step.
         """
-        self.model.train()
+        self._set_training(True)
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         loss, sums = self._run(batch, normalizer, backward=True)
@@ -80,7 +80,7 @@ class Trainer:
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepShare:
         """The loss without gradient."""
-        self.model.eval()
+        self._set_training(False)
         with torch.no_grad():
             loss, sums = self._run(batch, normalizer, backward=False)
         return StepShare(loss=loss, gradient_norm=0.0, finite=math.isfinite(loss), sums=sums)
@@ -93,26 +93,34 @@ class Trainer:
         Raises:
             RuntimeError: no reference model is kept.
         """
-        if model == "reference" and self.reference is None:
+        module = self.model if model == "policy" else self.reference
+        if module is None:
             raise RuntimeError("this job keeps no reference model: its algorithm needs none")
 
         def finish(outputs: PolicyOutputs, _micro: MicroBatch) -> tuple[Tensor, Tensor]:
             return outputs.log_probs.new_zeros(()), outputs.log_probs
 
-        self.model.eval()
-        module = self.model if model == "policy" else self.reference
+        self._set_training(False)
+        batches = self._micro_batches(batch)
         with torch.no_grad():
-            pieces = self._forward(module, self._micro_batches(batch), finish, backward=False)
+            pieces = self._forward(module, batches, finish, backward=False)
         if not self._speaks:
             return None
-        length = batch.tokens.shape[1]
-        padded = [torch.nn.functional.pad(p, (0, length - p.shape[1])) for p in pieces]
-        return torch.cat(padded).cpu()
+        result = torch.zeros(batch.tokens.shape)
+        for micro, piece in zip(batches, pieces, strict=True):
+            result[micro.rows, : piece.shape[1]] = piece.cpu()
+        share = self._layout.share(len(batch), self._rank.dp)
+        return result[share.start : share.stop]
 
     @property
     def _speaks(self) -> bool:
         """True on the rank whose results stand for its data-parallel copy."""
         return self._rank.tp == 0 and self._rank.pp == self._layout.pp - 1
+
+    def _set_training(self, training: bool) -> None:
+        """Switches modes only where it changes something: it walks through every module."""
+        if self.model.training != training:
+            self.model.train(training)
 
     def _run(
         self, batch: Batch, normalizer: Normalizer, *, backward: bool

@@ -1,7 +1,6 @@
 """A Megatron model built and loaded by us gives the logits that transformers gives."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,14 +15,10 @@ from tests.megatron_backend.small_models import CONFIGS, save_random
 
 def megatron_logits(_rank: int, folder: Path, layout: Layout, tokens: Tensor) -> Tensor:
     """[B, T, V] of the last stage, padding removed."""
-    from megatron.core import parallel_state
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-    from algorithms.batch import Batch
     from megatron_backend.models.build import build_model
     from megatron_backend.models.weights import load_weights
-    from megatron_backend.training import forward
-    from megatron_backend.training.micro_batch import MicroBatch
     from tests.megatron_backend.small_models import read_config
 
     config = ModelConfig.from_hf(read_config(folder))
