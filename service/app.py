@@ -6,7 +6,7 @@ when the server starts the app, and closed when it ends. Jobs are processes of t
 
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,8 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.concurrency import run_in_threadpool
 
-from service.api import attempts, catalogue, events, exports, files, health, jobs, logs, problems
+from service.api import attempts, events, exports, files, health, jobs, logs, problems
+from service.api import catalogue as catalogue_routes
 from service.api.context import ServiceContext
 from service.api.middleware import BodyLimit, RequestContext
 from service.api.state import read_state
@@ -24,6 +25,7 @@ from service.auth.bootstrap import ensure_first_key
 from service.catalogue import Catalogue, CatalogueUnavailable
 from service.files.storage import sweep
 from service.installed import installed_launchers
+from service.launchers import Launcher
 from service.metrics import RequestMetrics, ServiceCollector
 from service.reconciler import Reconciler, Timing
 from service.settings import Settings
@@ -40,16 +42,24 @@ ROUTERS = (
     exports.router,
     attempts.router,
     files.router,
-    catalogue.router,
+    catalogue_routes.router,
     health.router,
 )
 
 
-def create_app(settings: Settings, *, on_first_key: Callable[[str], None] | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    *,
+    launchers: Mapping[str, Launcher] | None = None,
+    catalogue: Catalogue | None = None,
+    on_first_key: Callable[[str], None] | None = None,
+) -> FastAPI:
     """The service.
 
     Args:
         settings: what the operator set.
+        launchers: by name; null makes those that are installed.
+        catalogue: of environments; null asks those that are installed.
         on_first_key: takes the secret of the first API key, where one is made at the start; it is
             told once and kept only as a hash.
     """
@@ -58,7 +68,13 @@ def create_app(settings: Settings, *, on_first_key: Callable[[str], None] | None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service = await run_in_threadpool(_open, settings, on_first_key)
+        service = await run_in_threadpool(
+            _open,
+            settings,
+            installed_launchers(settings) if launchers is None else launchers,
+            catalogue or Catalogue(timeout_seconds=settings.catalogue_timeout_seconds),
+            on_first_key,
+        )
         app.state.service = service
         collector = ServiceCollector(lambda: read_state(service))
         registry.register(collector)
@@ -92,7 +108,12 @@ def api_routes() -> list[APIRoute]:
     return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
-def _open(settings: Settings, on_first_key: Callable[[str], None] | None) -> ServiceContext:
+def _open(
+    settings: Settings,
+    launchers: Mapping[str, Launcher],
+    catalogue: Catalogue,
+    on_first_key: Callable[[str], None] | None,
+) -> ServiceContext:
     # A folder that is made here is for this user alone: it will hold what people train on.
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in (settings.jobs_dir, settings.data_dir / "models"):
@@ -104,14 +125,12 @@ def _open(settings: Settings, on_first_key: Callable[[str], None] | None) -> Ser
     removed = sweep(settings.files_dir, _known_files(store))
     if removed:
         _log.warning("removed %d uploads that a crash had left half-made", len(removed))
-    launchers = installed_launchers(settings)
-    known = Catalogue(timeout_seconds=settings.catalogue_timeout_seconds)
     return ServiceContext(
         settings=settings,
         store=store,
-        catalogue=known,
+        catalogue=catalogue,
         validator=Validator(
-            settings=settings, store=store, catalogue=known, clusters=launchers.keys()
+            settings=settings, store=store, catalogue=catalogue, clusters=launchers.keys()
         ),
         reconciler=Reconciler(
             store,
@@ -132,9 +151,9 @@ def _known_files(store: Store) -> set[str]:
     return known
 
 
-def _warm(known: Catalogue) -> None:
+def _warm(catalogue: Catalogue) -> None:
     try:
-        known.environments()
+        catalogue.environments()
     except CatalogueUnavailable as error:
         # Not fatal: offline jobs need no environment. /readyz tells, and the next use tries again.
         _log.warning("the environments cannot be listed: %s", error)
