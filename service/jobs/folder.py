@@ -60,7 +60,7 @@ class AttemptFolder:
             ValueError: the file is there and is no Outcome.
         """
         try:
-            text = self.outcome_path.read_text(encoding="utf-8")
+            text = self.outcome_path.read_bytes()
         except FileNotFoundError:
             return None
         try:

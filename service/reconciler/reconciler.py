@@ -57,6 +57,7 @@ class Reconciler:
         self._contexts: dict[str, JobContext | None] = {}
         self._not_before: dict[str, float] = {}
         self._observations: dict[tuple[str, str], tuple[float, Observation]] = {}
+        self._told: set[str] = set()
         self._rung: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -86,7 +87,6 @@ class Reconciler:
         """Runs in the calling thread until `stop`."""
         unsubscribe = self._store.changes.subscribe(self._rung.put)
         try:
-            self._write_endpoints()
             while not self._stopping.is_set():
                 self._round()
         finally:
@@ -131,13 +131,15 @@ class Reconciler:
         if time.monotonic() < self._not_before.get(job.id, 0.0):
             return False
         try:
+            self._tell_endpoint(job)
             action = decisions.decide(self._look(job))
             if isinstance(action, decisions.AskToEnd):
                 self._actions.ask_to_end(action)
                 return False
             return self._possible(action, job) and self._act(job.id)
-        except LauncherUnavailable as error:
-            _log.warning("job %s: its launcher does not answer: %s", job.id, error)
+        except (LauncherUnavailable, OSError) as error:
+            # Its launcher or its folder does not answer. Nothing is known, so nothing is concluded.
+            _log.warning("job %s is looked at again later: %s", job.id, error)
             self._not_before[job.id] = time.monotonic() + _AFTER_FAULT_SECONDS
             return False
 
@@ -219,12 +221,13 @@ class Reconciler:
                 self._contexts[job.id] = None
         return self._contexts[job.id]
 
-    def _write_endpoints(self) -> None:
-        """Tells the drivers that outlived an earlier service where this one is."""
-        for job in self._store.jobs.active():
+    def _tell_endpoint(self, job: Job) -> None:
+        """Tells a driver that outlived an earlier service where this one is, once."""
+        if job.id not in self._told:
             folder = self._actions.folder(job.id)
             if folder.path.exists():
                 folder.write_endpoint(self._actions.base_url)
+            self._told.add(job.id)
 
     def _forget_all_but(self, jobs: list[Job]) -> None:
         ids = {job.id for job in jobs}
@@ -238,3 +241,4 @@ class Reconciler:
         }
         for key in self._observations.keys() - live:
             del self._observations[key]
+        self._told &= ids

@@ -1,0 +1,93 @@
+from dataclasses import replace
+
+import pytest
+
+from service.jobs import Attempt, JobState
+from service.launchers import Observation, Phase
+from service.reconciler.verdicts import Verdict, failures, judge, next_state
+from service.spec import Outcome, Reason, RetrySpec
+from tests.service.reconciler.test_decisions import ATTEMPT, STOPPED
+
+EXITED = Observation(phase=Phase.EXITED)
+SUCCEEDED = Outcome(attempt=1, status="succeeded")
+STOPPED_BY_USER = replace(STOPPED, message="cancelled by a user")
+
+
+def failed(reason: Reason | None) -> Outcome:
+    return Outcome(attempt=1, status="failed", reason=reason, message="what it says")
+
+
+def ended(*reasons: Reason) -> list[Attempt]:
+    return [
+        replace(ATTEMPT, number=number, reason=reason) for number, reason in enumerate(reasons, 1)
+    ]
+
+
+def test_an_attempt_that_ended_well_did_so_even_if_it_was_asked_to_stop() -> None:
+    assert judge(ATTEMPT, EXITED, SUCCEEDED, "") == Verdict(None, "")
+    assert judge(STOPPED_BY_USER, EXITED, SUCCEEDED, "") == Verdict(None, "")
+
+
+def test_the_service_knows_best_why_it_stopped_an_attempt() -> None:
+    cancelled = Verdict(Reason.CANCELLED, "cancelled by a user")
+    assert judge(STOPPED_BY_USER, EXITED, None, "log") == cancelled
+    assert judge(STOPPED_BY_USER, EXITED, failed(Reason.CANCELLED), "log") == cancelled
+
+
+def test_a_driver_says_why_it_failed() -> None:
+    verdict = judge(ATTEMPT, EXITED, failed(Reason.NAN_LOSS), "log")
+    assert verdict == Verdict(Reason.NAN_LOSS, "what it says")
+    assert judge(ATTEMPT, EXITED, failed(None), "").reason is Reason.USER_ERROR
+
+
+def test_a_signal_that_the_service_did_not_send_took_the_machine() -> None:
+    verdict = judge(ATTEMPT, EXITED, failed(Reason.CANCELLED), "")
+    assert verdict.reason is Reason.PREEMPTED
+    assert "what it says" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (replace(EXITED, exit_signal=9), "was ended by SIGKILL"),
+        (replace(EXITED, exit_code=3), "exited with code 3"),
+        (EXITED, "ended, unseen,"),
+    ],
+)
+def test_a_driver_that_died_without_a_word_is_lost(seen: Observation, words: str) -> None:
+    verdict = judge(ATTEMPT, seen, None, "the last line")
+    assert verdict.reason is Reason.WORKER_LOST
+    assert words in verdict.message
+    assert verdict.message.endswith("the last line")
+    assert judge(ATTEMPT, seen, None, "").message.endswith("left no outcome")
+
+
+RETRY = RetrySpec(infrastructure=2, user_error=1)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason.infrastructure])
+def test_faults_of_the_machine_have_their_own_budget(reason: Reason) -> None:
+    assert next_state(reason, [], RETRY) is JobState.RECOVERING
+    used = ended(Reason.NODE_FAILURE, Reason.USER_ERROR)
+    assert next_state(reason, used, RETRY) is JobState.RECOVERING
+    used = ended(Reason.NODE_FAILURE, Reason.WORKER_LOST)
+    assert next_state(reason, used, RETRY) is JobState.FAILED
+    assert failures(reason, used) == 2
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [Reason.USER_ERROR, Reason.OUT_OF_MEMORY, Reason.NAN_LOSS, Reason.ENVIRONMENT_ERRORS],
+)
+def test_faults_of_the_job_have_their_own_budget(reason: Reason) -> None:
+    used = ended(Reason.NODE_FAILURE, Reason.WORKER_LOST)
+    assert next_state(reason, used, RETRY) is JobState.RECOVERING
+    assert next_state(reason, ended(Reason.NAN_LOSS), RETRY) is JobState.FAILED
+    assert next_state(reason, [], RetrySpec()) is JobState.FAILED
+
+
+def test_some_ends_are_final() -> None:
+    assert next_state(None, [], RETRY) is JobState.SUCCEEDED
+    assert next_state(Reason.CANCELLED, [], RETRY) is JobState.CANCELLED
+    assert next_state(Reason.TIMEOUT, [], RETRY) is JobState.FAILED
+    assert next_state(Reason.WORKER_LOST, [], None) is JobState.FAILED
