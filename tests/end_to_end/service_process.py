@@ -1,0 +1,63 @@
+"""A real service in a process of its own, which can be killed and started again."""
+
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from service.client import Client
+
+READY_SECONDS = 120.0
+
+
+class ServiceProcess:
+    """`planish serve` over one data folder, always at the same address."""
+
+    def __init__(self, folder: Path, *, port: int, model_root: Path) -> None:
+        self.data_dir = folder / "data"
+        self.url = f"http://127.0.0.1:{port}"
+        self.key = "planish_" + secrets.token_urlsafe(32)
+        self._log = folder / "service.log"
+        planish = str(Path(sys.executable).with_name("planish"))
+        self._command = [planish, "serve", "--data-dir", str(self.data_dir), "--port", str(port)]
+        self._command += ["--model-root", str(model_root), "--no-save-connection"]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it and waits until it is ready."""
+        environment = {"PLANISH_BOOTSTRAP_KEY": self.key, "PATH": "/usr/bin:/bin"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, self._log.read_text()
+            try:
+                if httpx.get(f"{self.url}/readyz", timeout=5).is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        raise TimeoutError(self._log.read_text())
+
+    def kill(self) -> None:
+        """kill -9: no line of the service runs after this."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """A clean end."""
+        self._end(signal.SIGTERM)
+
+    def client(self) -> Client:
+        """A client with the first key."""
+        return Client(self.url, self.key)
+
+    def _end(self, with_signal: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(with_signal)
+            self._process.wait(timeout=30)
