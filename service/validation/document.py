@@ -73,7 +73,7 @@ def known_fields() -> KnownFields:
         children[path] = list(dict.fromkeys([*children.get(path, []), *fields]))
         for name, info in fields.items():
             inner_path = f"{path}.{name}" if path else name
-            descriptions[inner_path] = info.description or ""
+            descriptions[inner_path] = info.description or descriptions.get(inner_path, "")
             for inner in _models(info.annotation):
                 visit(inner, inner_path)
 

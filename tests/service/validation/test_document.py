@@ -1,0 +1,88 @@
+"""Documents that are wrong by themselves: each names the field and the fix."""
+
+import json
+from typing import Any
+
+import pytest
+
+from service.validation.document import known_fields, read_job_spec
+from service.validation.problems import FieldProblem, InvalidRequest
+
+GOOD: dict[str, Any] = {
+    "name": "sample",
+    "model": {"path": "tiny"},
+    "algorithm": {"type": "grpo"},
+    "environment": {"id": "tools/calculator"},
+    "training": {"steps": 3},
+}
+
+
+def problems_of(body: bytes) -> list[FieldProblem]:
+    with pytest.raises(InvalidRequest) as caught:
+        read_job_spec(body)
+    return list(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("parts", "field", "message", "fix"),
+    [
+        ({"nmae": "x"}, "nmae", "unknown field 'nmae'", "name, model, algorithm"),
+        ({"parallel": {"tpp": 2}}, "parallel.tpp", "unknown field", "tp, pp, dp"),
+        ({"model": {"form": "x"}}, "model.form", "unknown field", "from, path, init"),
+        (
+            {"algorithm": {"type": "grpo", "beta": 1}},
+            "algorithm.beta",
+            "unknown field",
+            "group_size",
+        ),
+        ({"algorithm": {"type": "ppoo"}}, "algorithm.type", "'ppoo'; this service has", "use one"),
+        ({"algorithm": {}}, "algorithm.type", "one of: grpo, sft", "use one"),
+        ({"name": "A B"}, "name", "pattern", "lower-case letters"),
+        ({"parallel": {"dp": "all"}}, "parallel.dp", "'auto'", "`auto` fills the resources"),
+        ({"parallel": {"tp": "2"}}, "parallel.tp", "valid integer", "Tensor parallelism"),
+        ({"evaluation": {"modes": ["x"]}}, "evaluation.modes[0]", "'sampled'", "greedy"),
+        ({"optimizer": {"learning_rate": "1e-5"}}, "optimizer.learning_rate", "number", "Peak"),
+        ({"environment": None}, "environment", "is needed", "add it"),
+        ({"training": {}}, "training.steps", "is needed", "add it"),
+        ({"data": {"train": "file-0123456789abcdef"}}, "data", "has no use", "remove it"),
+        ({"model": {}}, "model", "exactly one", "weights"),
+        ({"model": {"path": "a\0b"}}, "model.path", "NUL", "JSON"),
+        (
+            {"environment": {"id": "a/b", "config": {"x": [1e999]}}},
+            "environment.config.x[0]",
+            "finite",
+            "JSON",
+        ),
+        ({"environment": {"id": "../../etc"}}, "environment.id", "pattern", "registry"),
+        ({"resources": {"cluster": "../x"}}, "resources.cluster", "pattern", "launcher"),
+        ({"model": {"from": "job:../x@latest"}}, "model.from", "pattern", "job:NAME_OR_ID"),
+    ],
+)
+def test_each_fault_names_its_field_and_what_would_be_right(
+    parts: dict[str, Any], field: str, message: str, fix: str
+) -> None:
+    (problem,) = problems_of(json.dumps(GOOD | parts).encode())
+    assert problem.field == field
+    assert message in problem.message
+    assert problem.fix is not None
+    assert fix in problem.fix
+
+
+def test_all_faults_come_at_once() -> None:
+    found = problems_of(b'{"name": "A", "extra": 1, "parallel": {"tp": 0}}')
+    assert {p.field for p in found} == {"name", "extra", "parallel.tp", "model", "algorithm"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"null", b'{"name": "a', b'{"name": "\\ud800"}', b'{"name": "\xff"}', b"[" * 5000],
+)
+def test_bodies_that_are_no_json_object(body: bytes) -> None:
+    (problem,) = problems_of(body)
+    assert problem.field == ""
+
+
+def test_every_field_of_the_job_spec_has_a_description() -> None:
+    known = known_fields()
+    assert len(known.descriptions) > 50
+    assert [path for path, text in known.descriptions.items() if not text] == []
