@@ -70,18 +70,18 @@ class Isolation:
             WorkerDied: its process died on its own.
             CallFailed: it raised.
         """
-        request = encode_message(
-            {
-                "target": f"{self._module}:{function}",
-                "argument": argument,
-                "timeout": timeout_seconds,
-            }
-        )
+        request = {"target": f"{self._module}:{function}", "argument": argument}
         connection = self._idle_worker()
         try:
             connection = connection or self._new_worker()
             started = time.monotonic()
-            reply = _exchange(connection, request, timeout_seconds + _GRACE_SECONDS)
+            # The clock is the machine's, so both sides read the same time from it.
+            message = encode_message({**request, "deadline": started + timeout_seconds})
+            reply = _exchange(connection, message, timeout_seconds + _GRACE_SECONDS)
+        except (TypeError, ValueError):
+            if connection is not None:
+                connection.close()
+            raise
         finally:
             with self._lock:
                 self._busy -= 1

@@ -17,10 +17,13 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-MEMORY_BYTES = 4 << 30
+MEMORY_BYTES = 2 << 30
+NICENESS = 5
+"""Workers that run wild leave the processor to those that fork and feed them, and to training."""
 MAX_MESSAGE_BYTES = 256 << 20
 OPEN_FILES = 64
 
@@ -90,7 +93,9 @@ def work(connection: socket.socket) -> None:
     while (request := read_message(connection)) is not None:
         module, _, name = request["target"].partition(":")
         target: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
-        signal.setitimer(signal.ITIMER_REAL, request["timeout"])
+        # Waiting for the processor counts, too; zero would mean no timer at all.
+        left = max(request["deadline"] - time.monotonic(), 1e-3)
+        signal.setitimer(signal.ITIMER_REAL, left)
         try:
             reply = encode_message({"result": target(request["argument"])})
         except Exception as error:  # whatever it is, it is the caller's to know
@@ -101,7 +106,8 @@ def work(connection: socket.socket) -> None:
 
 
 def _limit() -> None:
-    """Takes from a worker what no scorer needs: memory without end, files to write, our output."""
+    """Takes from a worker what no scorer needs: memory without end, files to write, our streams."""
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

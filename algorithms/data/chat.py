@@ -86,6 +86,11 @@ class ChatFormat:
         for index, trained in enumerate(conversation.trained):
             if not trained:
                 continue
+            if index == 0:
+                raise ValueError(
+                    "messages[0] is the assistant's, and nothing prompts it: put a message before "
+                    'it, or give it "weight": 0'
+                )
             if self.end_of_turn in json.dumps(messages[index], ensure_ascii=False):
                 raise ValueError(
                     f"messages[{index}] contains {self.end_of_turn!r}, the token that ends a turn"

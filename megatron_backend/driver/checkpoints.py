@@ -5,13 +5,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron_backend.checkpoint import contents, hf_files
 from megatron_backend.checkpoint.publish import CheckpointStore, Published
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.recorder import SpoolRecorder
-from megatron_backend.workers.group import WorkerGroup
+
+if TYPE_CHECKING:  # at run time Ray must not be imported yet
+    from megatron_backend.workers.group import WorkerGroup
 
 
 class JobCheckpoints:
@@ -30,7 +32,7 @@ class JobCheckpoints:
         job: Job,
         store: CheckpointStore,
         newest: Published | None,
-        group: WorkerGroup,
+        group: "WorkerGroup",
         recorder: SpoolRecorder,
     ) -> None:
         self._job, self._store, self._group, self._recorder = job, store, group, recorder

@@ -4,6 +4,7 @@ import math
 import secrets
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +15,10 @@ from megatron_backend.checkpoint.hf_files import copy_tokenizer
 from megatron_backend.checkpoint.publish import step_name
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.recorder import SpoolRecorder
-from megatron_backend.workers.group import WorkerGroup
 from service.spec import Reason
+
+if TYPE_CHECKING:  # at run time Ray must not be imported yet
+    from megatron_backend.workers.group import WorkerGroup
 
 PROBE_ROWS, PROBE_LENGTH = 4, 32
 TOLERANCE = {"fp32": 1e-3, "bf16": 1.0}
@@ -24,7 +27,7 @@ not."""
 
 
 def export(
-    job: Job, fence: Fence, group: WorkerGroup, recorder: SpoolRecorder, *, step: int
+    job: Job, fence: Fence, group: "WorkerGroup", recorder: SpoolRecorder, *, step: int
 ) -> Path:
     """Writes exports/step-XXXXXXXX and records the `export` event.
 
@@ -52,10 +55,12 @@ def export(
     return target
 
 
-def _check(job: Job, group: WorkerGroup, folder: Path) -> float:
+def _check(job: Job, group: "WorkerGroup", folder: Path) -> float:
     """Largest difference between the logits of transformers and of Megatron on a few tokens."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     spec = job.context.spec
     vocab_size = int(job.context.model.config["vocab_size"])
     tokens = torch.randint(

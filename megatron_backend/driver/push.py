@@ -57,14 +57,19 @@ class Pusher:
         self._news.set()
 
     def stop(self, *, flush_seconds: float) -> bool:
-        """Ends the thread, after a last try; False where the service does not hold everything."""
-        if not self._endpoint_file.exists():
-            flush_seconds = 0.0  # a job that no service watches
+        """Ends the thread, after a last try.
+
+        Returns:
+            False where there is a service, and it does not hold everything.
+        """
+        watched = self._endpoint_file.exists()
+        if not watched:
+            flush_seconds = 0.0
         self._deadline = time.monotonic() + flush_seconds
         self._stopping.set()
         self._news.set()
         self._thread.join(timeout=flush_seconds + 1.0)
-        return self._held >= self._spool.last_seq
+        return not watched or self._held >= self._spool.last_seq
 
     def _run(self) -> None:
         backoff = FIRST_BACKOFF_SECONDS

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ class RankActor:
         logging.basicConfig(
             level=logging.INFO, format=f"%(levelname)s rank {rank} %(name)s: %(message)s"
         )
+        # What Megatron-Core tells about itself at every start, in many lines, helps nobody here.
+        logging.getLogger("megatron.core").setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", module=r"megatron\.core|torch\.distributed")
         self._worker = RankWorker(rank, layout)
         self._generation: GenerationRank | None = None
 

@@ -27,6 +27,7 @@ def set_environment(ranks: int) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(ranks)))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     if _own_cluster():
         os.environ.update(
             {

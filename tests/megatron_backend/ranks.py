@@ -87,7 +87,7 @@ def _serve(connection: Connection) -> None:
             distributed.initialize(layout, rank, address="127.0.0.1", port=port, seed=1)
             answer = (None, function(rank, *args))
             distributed.shutdown()
-        except Exception:  # noqa: BLE001 - it is raised again in the test's process
+        except Exception:
             answer = (traceback.format_exc(), None)
         connection.send_bytes(_dump(answer))
 

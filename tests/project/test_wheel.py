@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import zipfile
 from email.parser import Parser
 from pathlib import Path
 

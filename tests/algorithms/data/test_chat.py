@@ -213,6 +213,14 @@ def test_an_answer_that_contains_the_end_of_turn_is_refused(
         )
 
 
+def test_an_answer_to_nothing_is_refused(chatml: PreTrainedTokenizerFast) -> None:
+    chat = ChatFormat(chatml)
+    with pytest.raises(ValueError, match=r"messages\[0\] is the assistant's"):
+        chat.tokenize(_row(ANSWER, QUESTION, ANSWER))
+    tokens = chat.tokenize(_row({**ANSWER, "weight": 0}, QUESTION, ANSWER))
+    assert _trained_texts(chat, tokens) == ["It is 84.<|im_end|>"]
+
+
 def test_a_template_may_refuse_messages(chatml: PreTrainedTokenizerFast) -> None:
     refusing = "{%- if messages | length > 2 %}{{ raise_exception('too many') }}{%- endif %}"
     chat = ChatFormat(_with_template(chatml, refusing + chatml.chat_template))

@@ -55,15 +55,12 @@ def take_steps(trained: Any, first: int, count: int) -> list[float]:
     ]
 
 
-def save(rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list[float]:
+def save(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list[float]:
     """Three steps, a checkpoint, and two steps more; the last two losses."""
-    from megatron_backend.checkpoint.torch_dist import prepare_folder, save_state
+    from megatron_backend.checkpoint.torch_dist import save_state
 
     trained = trainer(layout, name)
     take_steps(trained, 0, 3)
-    if rank == 0:
-        prepare_folder(folder)
-    torch.distributed.barrier()
     save_state(folder, trained.model.module, trained.optimizer)
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
@@ -132,11 +129,11 @@ def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, o
     return float(trained.evaluate_loss(batch(3), Normalizer.of(batch(3))).loss)
 
 
-def draws(rank: int, layout: Layout, folder: Path, other: Path) -> list[list[float]]:
+def draws(rank: int, layout: Layout, folder: Path) -> list[list[float]]:
     """D14: what each rank draws after a checkpoint, and after it is loaded again."""
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-    from megatron_backend.checkpoint.torch_dist import load_state, prepare_folder, save_state
+    from megatron_backend.checkpoint.torch_dist import load_state, save_state
 
     def draw() -> list[float]:
         numbers = torch.rand(2).tolist()
@@ -147,16 +144,9 @@ def draws(rank: int, layout: Layout, folder: Path, other: Path) -> list[list[flo
     take_steps(trained, 0, 1)
     torch.manual_seed(100 + rank)
     draw()
-    if rank == 0:
-        prepare_folder(folder)
-    torch.distributed.barrier()
     save_state(folder, trained.model.module, trained.optimizer)
     after = draw()
     draw()
     load_state(folder, trained.model.module, trained.optimizer, same_layout=True)
     again = draw()
-    if rank == 0:
-        prepare_folder(other)
-    torch.distributed.barrier()
-    save_state(other, trained.model.module, trained.optimizer)
     return [after, again]

@@ -6,11 +6,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from megatron_backend.checkpoint import contents
 from megatron_backend.layout import Layout
 from tests.megatron_backend.checkpoint import reshard_ranks
 from tests.megatron_backend.ranks import Ranks
 
 LAYOUTS = [Layout(tp=2), Layout(pp=2), Layout(dp=2), Layout()]
+
+
+def staged(tmp_path: Path) -> Path:
+    folder = tmp_path / "staged"
+    for name in (contents.STATE, contents.RANDOM):
+        (folder / name).mkdir(parents=True)
+    return folder
 
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
@@ -36,8 +44,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 def test_weights_and_moments_under_every_layout(
     ranks: Ranks, tmp_path: Path, saved: Layout, name: str
 ) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
+    checkpoint = staged(tmp_path)
     expected_losses = ranks.run(
         saved, reshard_ranks.save, saved, name, checkpoint, tmp_path / "saved"
     )[0]
@@ -51,8 +58,7 @@ def test_weights_and_moments_under_every_layout(
 
 
 def test_only_the_weights(ranks: Ranks, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
+    checkpoint = staged(tmp_path)
     saved = Layout(dp=2)
     expected = ranks.run(
         saved, reshard_ranks.save, saved, "qwen2-tied", checkpoint, tmp_path / "saved"
@@ -81,10 +87,7 @@ def test_a_checkpoint_that_is_gone(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_each_rank_goes_on_with_its_own_random_numbers(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = tmp_path / "1", tmp_path / "2"
-    first.mkdir()
-    second.mkdir()
-    results = ranks.run(Layout(dp=2), reshard_ranks.draws, Layout(dp=2), first, second)
+    results = ranks.run(Layout(dp=2), reshard_ranks.draws, Layout(dp=2), staged(tmp_path))
     for after, again in results:
         assert after == again
     assert results[0][0][:2] != results[1][0][:2]  # the streams of the two ranks differ

@@ -46,7 +46,7 @@ def test_two_services_on_one_database_start_each_attempt_once(
     watcher.start()
     for service in services:
         service.start()
-    jobs = [submit() for _ in range(5)]
+    jobs = [submit() for _ in range(3)]
     for job in jobs:
         wait_for_state(store, job, JobState.SUCCEEDED)
     for service, each in zip(services, stores, strict=True):

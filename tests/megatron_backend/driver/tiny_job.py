@@ -1,0 +1,125 @@
+"""Job folders that a driver runs for real: a tiny random model that learns to repeat letters."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from service.spec import JobContext, Outcome, WorkerEvent
+
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|' + message.role + '|>' + message.content + '<|end|>' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
+)
+SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"]
+LETTERS = "abcdefghij"
+FILE = "file-0123456789abcdef"
+ROWS = 24
+
+
+def write_tokenizer(folder: Path) -> int:
+    """A tokenizer of ten letters with a chat template; the size of its vocabulary."""
+    vocab = {piece: index for index, piece in enumerate([*SPECIAL, "[UNK]", *LETTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        unk_token="[UNK]",
+        additional_special_tokens=SPECIAL[2:],
+        chat_template=TEMPLATE,
+    )
+    fast.save_pretrained(folder)
+    return len(vocab)
+
+
+def write_job(folder: Path, **spec: Any) -> Path:
+    """A job's folder with everything that the service would have put there; the folder."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(folder / "tokenizer")
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row(index)) + "\n" for index in range(ROWS)))
+    config = {
+        "model_type": "qwen2",
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+        "eos_token_id": 0,
+        "pad_token_id": 1,
+    }
+    parallel = spec.get("parallel", {})
+    document = {
+        "job_id": "job-1",
+        "spec": {
+            "name": "tiny",
+            "model": {"init": {"config": config, "tokenizer": "tokenizer"}},
+            "algorithm": {"type": "sft"},
+            "data": {"train": FILE},
+            "optimizer": {"learning_rate": 1e-2},
+            "training": {"epochs": 2, "global_batch_size": 6, "max_length": 16},
+            **spec,
+        },
+        "dp": parallel.get("dp", 1),
+        "model": {"kind": "random", "config": config, "tokenizer": str(folder / "tokenizer")},
+        "files": {FILE: str(rows)},
+    }
+    context = JobContext.model_validate_json(json.dumps(document))
+    (folder / "context.json").write_text(context.model_dump_json())
+    return folder
+
+
+def row(index: int) -> dict[str, Any]:
+    """A question and its answer; every row is another pair of letters."""
+    pair = LETTERS[index % 10] + LETTERS[(index // 10 + 3 * index) % 10]
+    return {
+        "messages": [
+            {"role": "user", "content": pair},
+            {"role": "assistant", "content": pair + pair},
+        ]
+    }
+
+
+def start(folder: Path, attempt: int = 1) -> subprocess.Popen[str]:
+    """The driver, in a session of its own, with its output in the attempt's log."""
+    log = folder / "attempts" / str(attempt) / "log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "megatron_backend", str(folder), "--attempt", str(attempt)],
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            text=True,
+        )
+
+
+def events(folder: Path, attempt: int = 1, kind: str | None = None) -> list[WorkerEvent]:
+    """What the attempt has recorded so far."""
+    lines = (folder / "attempts" / str(attempt) / "events.jsonl").read_bytes().split(b"\n")[:-1]
+    found = [WorkerEvent.model_validate_json(line) for line in lines]
+    return [event for event in found if kind in (None, event.kind)]
+
+
+def outcome(folder: Path, attempt: int = 1) -> Outcome:
+    """What the driver said last."""
+    text = (folder / "attempts" / str(attempt) / "outcome.json").read_text()
+    return Outcome.model_validate_json(text)
+
+
+def log_text(folder: Path, attempt: int = 1) -> str:
+    """The driver's and the ranks' output."""
+    return (folder / "attempts" / str(attempt) / "log").read_text()
