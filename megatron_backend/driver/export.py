@@ -68,7 +68,7 @@ def _check(job: Job, group: "WorkerGroup", folder: Path) -> float:
         (PROBE_ROWS, min(PROBE_LENGTH, spec.training.max_length)),
         generator=torch.Generator().manual_seed(spec.training.seed),
     )
-    ours = next(logits for logits in group.call("logits", tokens) if logits is not None)
+    (ours,) = [torch.tensor(part) for part in group.call("logits", tokens) if part is not None]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
     with torch.no_grad():
         theirs = model.eval()(tokens).logits.float()

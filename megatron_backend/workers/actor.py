@@ -33,10 +33,16 @@ class RankActor:
         self._generation: GenerationRank | None = None
 
     def call(self, method: str, packed: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
-        """Calls a method of this class or of `RankWorker` with (args, kwargs)."""
+        """Calls a method of this class or of `RankWorker` with (args, kwargs).
+
+        Tensors are answered as numpy arrays.
+        """
         args, kwargs = packed
         owner = self if hasattr(self, method) else self._worker
-        return getattr(owner, method)(*args, **kwargs)
+        result = getattr(owner, method)(*args, **kwargs)
+        # Megatron-Core patches how torch pickles tensors, so one that is sent from here could only
+        # be read where Megatron is imported, which the driver must not have to do.
+        return result.numpy() if isinstance(result, Tensor) else result
 
     def prepare(self) -> tuple[str, int, int]:
         """Imports Megatron, which takes seconds, so that ranks do it side by side.
