@@ -15,7 +15,7 @@ from tests.service.store.sample_jobs import context, document
 
 # The first attempt dies after it left events in its spool, the second ends well.
 BEHAVIOURS = ["events=3", "die-first", "succeed"]
-POINTS = 24
+POINTS = 20
 
 
 @pytest.fixture(scope="module")
