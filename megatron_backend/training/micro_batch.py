@@ -1,8 +1,8 @@
 """One rank's share of a batch, in micro-batches that a pipeline can carry.
 
 Padding is computed like everything else, so rows of like length go together: the share is sorted by
-length, and cut where that saves more work than another pass costs. The sum over a step's rows does
-not depend on their order.
+length, and cut where that saves more work than another pass costs. It is cut as well where one pass
+would hold too many tokens. The sum over a step's rows does not depend on their order.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,8 @@ from algorithms.batch import Batch
 
 # Padded tokens that a cut must save. A pass costs as much beside its arithmetic, on a small model.
 _SAVING = 256
+# Padded tokens of one pass at most, where a single row is not longer: a bound on activations.
+_MOST_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,50 +36,55 @@ class MicroBatch:
 
 
 def micro_batches(
-    batch: Batch, share: range, *, size: int | None, pipelined: bool, device: torch.device
+    batch: Batch, share: range, *, size: int | None, stages: int, device: torch.device
 ) -> list[MicroBatch]:
     """Cuts one rank's rows into micro-batches.
 
-    A pipeline sends activations of one fixed shape, so with `pipelined` all micro-batches have the
-    same number of rows (the last is filled up) and the whole batch's length. Otherwise rows are
+    A pipeline sends activations of one fixed shape, so with several stages all micro-batches have
+    the same number of rows (the last is filled up) and the whole batch's length. Otherwise rows are
     sorted by length, and each micro-batch is cut to its own longest. A rank without rows gets one
     micro-batch of a filler row: it takes part in every collective, and adds nothing.
 
     Args:
         batch: the whole batch.
         share: this rank's rows.
-        size: rows of a micro-batch; null takes the share at once, but for rows much shorter.
-        pipelined: whether there is more than one pipeline stage.
+        size: rows of a micro-batch; null cuts by length, or so that a pipeline's stages overlap.
+        stages: of the pipeline.
         device: where the model is.
     """
     lengths: list[int] = batch.lengths.tolist()
     rows = list(share)
-    if not pipelined:
+    whole_length = batch.tokens.shape[1]
+    if stages > 1:
+        size = size or max(min(len(rows) // (2 * stages), _MOST_TOKENS // whole_length), 1)
+    else:
         rows.sort(key=lambda row: -lengths[row])
-    if size is not None or pipelined:
-        size = size or max(len(rows), 1)
+    if size is not None:
         groups = [rows[start : start + size] for start in range(0, len(rows), size)]
     else:
         groups = _by_length(rows, lengths) if rows else []
     result = []
     for group in groups or [[]]:
         real = batch.rows(torch.tensor(group, dtype=torch.int64))
-        if not pipelined:
+        if stages == 1:
             real = _to_length(real, lengths[group[0]] if group else 1)
         real = _to_device(real, device)
-        wanted = size if pipelined and size else max(len(group), 1)
+        wanted = size if stages > 1 and size else max(len(group), 1)
         tokens = F.pad(real.tokens, (0, 0, 0, wanted - len(group)))
         result.append(MicroBatch(tokens=tokens, batch=real, rows=group))
     return result
 
 
 def _by_length(rows: list[int], lengths: list[int]) -> list[list[int]]:
-    """Cuts rows, longest first, where shorter ones would be padded by more than a pass is worth."""
-    longest = lengths[rows[0]]
+    """Cuts rows, longest first, where shorter ones would be padded by more than a pass is worth,
+    and where a pass would be too large."""
+    longest, count = lengths[rows[0]], len(rows)
     saving, cut = max(
-        ((longest - lengths[row]) * (len(rows) - index), index) for index, row in enumerate(rows)
+        ((longest - lengths[row]) * (count - index), index) for index, row in enumerate(rows)
     )
     if saving < _SAVING:
+        cut = max(_MOST_TOKENS // longest, 1)
+    if cut >= count:
         return [rows]
     return _by_length(rows[:cut], lengths) + _by_length(rows[cut:], lengths)
 

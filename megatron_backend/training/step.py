@@ -147,7 +147,7 @@ class Trainer:
             batch,
             self._layout.share(len(batch), self._rank.dp),
             size=self._micro_batch_size,
-            pipelined=self._layout.pp > 1,
+            stages=self._layout.pp,
             device=device(),
         )
 

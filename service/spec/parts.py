@@ -145,7 +145,8 @@ class TrainingSpec(SpecModel):
     global_batch_size: Annotated[int, Field(ge=1, le=10_000_000)] = 64
     """Sequences of one optimizer step, over all ranks; online: questions x group size."""
     micro_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["auto"] = "auto"
-    """Sequences of one forward pass on one rank; `auto` takes the rank's whole share."""
+    """Sequences of one forward pass on one rank; `auto` puts those of like length together, up to
+    16384 tokens."""
     max_length: Annotated[int, Field(ge=2, le=10_000_000)] = 2048
     """Longest sequence in tokens, prompt and answers together."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
