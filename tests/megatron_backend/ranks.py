@@ -39,7 +39,7 @@ class Ranks:
             RuntimeError: a rank failed; the message holds its traceback.
         """
         self._start(layout.world_size)
-        port = _free_port()
+        port = free_port()
         members = self._processes[: layout.world_size]
         for rank, (_, connection) in enumerate(members):
             connection.send_bytes(_dump((layout, rank, port, function, args)))
@@ -92,7 +92,8 @@ def _serve(connection: Connection) -> None:
         connection.send_bytes(_dump(answer))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
