@@ -28,8 +28,8 @@ MAX_CONCURRENT_CALLS = 64
 _MAX_IDLE = 8
 _CORES = os.cpu_count() or 1
 _QUEUE_SECONDS = 0.1
-_GRACE_SECONDS = 30.0
-"""A worker dies by its own timer; this is for a machine so busy that it is never scheduled."""
+_GRACE_SECONDS = 0.5
+"""A worker dies by its own timer, but a machine may be too busy to fork it, or to let it die."""
 _START_SECONDS = 120.0
 
 
@@ -66,28 +66,24 @@ class Isolation:
         """`function(argument)` of the module, both ways as JSON.
 
         Raises:
-            CallTimeout: no result within `timeout_seconds`.
+            CallTimeout: no result within `timeout_seconds`, which begin when the module is loaded.
             WorkerDied: its process died on its own.
             CallFailed: it raised.
         """
-        request = {"target": f"{self._module}:{function}", "argument": argument}
+        self._start()
+        # The clock is the machine's, so both sides read the same time from it.
+        deadline = time.monotonic() + timeout_seconds
+        message = encode_message({"function": function, "argument": argument, "deadline": deadline})
         connection = self._idle_worker()
         try:
             connection = connection or self._new_worker()
-            started = time.monotonic()
-            # The clock is the machine's, so both sides read the same time from it.
-            message = encode_message({**request, "deadline": started + timeout_seconds})
             reply = _exchange(connection, message, timeout_seconds + _GRACE_SECONDS)
-        except (TypeError, ValueError):
-            if connection is not None:
-                connection.close()
-            raise
         finally:
             with self._lock:
                 self._busy -= 1
         if reply is None:
             connection.close()
-            if time.monotonic() - started >= timeout_seconds:
+            if time.monotonic() >= deadline:
                 raise CallTimeout(f"no result after {timeout_seconds:g} s")
             raise WorkerDied("the process died (out of memory, or a fault in C code)")
         self._keep(connection)
@@ -133,39 +129,27 @@ class Isolation:
     def _new_worker(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
-            if self._server is not None and self._server.poll() is not None:
-                self._server = None
-            if self._server is None:
-                self._start_server()
-            assert self._control is not None
-            socket.send_fds(self._control, [self._module.encode()], [theirs.fileno()])
-        # The first worker comes when the module is imported over there, which takes seconds.
-        if _receive(ours, _START_SECONDS) is None:
-            ours.close()
-            raise WorkerDied(f"no worker came up for {self._module}; see its error on stderr")
+            if self._control is None:
+                ours.close()
+                raise WorkerDied("the processes were closed meanwhile")
+            socket.send_fds(self._control, [b"w"], [theirs.fileno()])
         return ours
 
-    def _start_server(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        # Message boundaries are kept, so two module names never run together.
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-m", "environments.isolation_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env={
-                    "PATH": os.defpath,
-                    "LC_ALL": "C.UTF-8",
-                    "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
-                    "PYTHONHASHSEED": "0",
-                    "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                },
-            )
+    def _start(self) -> None:
+        """Starts the process that forks workers, where none runs, and waits for its import."""
+        with self._lock:
+            if self._server is not None and self._server.poll() is None:
+                return
+            if self._control is not None:
+                self._control.close()
+            self._control, theirs = socket.socketpair()
+            with theirs:
+                self._server = _start_server(theirs, self._module)
+            if _receive(self._control, _START_SECONDS) is None:
+                self._server.kill()
+                self._server.wait()
+                message = f"no process came up for {self._module}; its error is on standard error"
+                raise WorkerDied(message)
 
 
 @cache
@@ -174,6 +158,25 @@ def isolated(module: str) -> Isolation:
     isolation = Isolation(module)
     atexit.register(isolation.close)
     return isolation
+
+
+def _start_server(control: socket.socket, module: str) -> subprocess.Popen[bytes]:
+    server = "environments.isolation_server"
+    return subprocess.Popen(
+        [sys.executable, "-m", server, str(control.fileno()), module],
+        pass_fds=[control.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        env={
+            "PATH": os.defpath,
+            "LC_ALL": "C.UTF-8",
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+    )
 
 
 def _exchange(connection: socket.socket, request: bytes, seconds: float) -> Any | None:

@@ -1,8 +1,8 @@
 """The far side of `environments.isolation`: a process that forks a worker for each connection.
 
-Run as `python -m environments.isolation_server FD`, with FD one end of a Unix socket pair. Each
-message on it is the name of a module, imported here once, with the worker's end of a new socket
-pair attached. Workers are forks, so they start in milliseconds with the module loaded.
+Run as `python -m environments.isolation_server FD MODULE`, with FD one end of a Unix socket pair.
+MODULE is imported once, which FD is told; then each message on FD carries the worker's end of a new
+socket pair. Workers are forks, so they start in milliseconds with the module loaded.
 
 A worker serves one call after another. Before each it sets a timer of the kernel whose signal kills
 it: no exception that the called code could catch, no thread that a long step of C could hold up.
@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 MEMORY_BYTES = 2 << 30
@@ -65,39 +66,37 @@ def _read_exactly(connection: socket.socket, length: int) -> bytes | None:
     return b"".join(chunks)
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: socket.socket, module: ModuleType) -> None:
     """Forks a worker for each connection that arrives, until `control` closes."""
     # The kernel reaps the workers. A signal to the whole process group is for the other side to
     # act on: it may have rollouts to finish first.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.freeze()
+    control.sendall(encode_message({"ready": os.getpid()}))
     while True:
-        module, descriptors, _, _ = socket.recv_fds(control, 512, 1)
-        if not module:
+        wish, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not wish:
             return
-        importlib.import_module(module.decode())
-        gc.freeze()
         with socket.socket(fileno=descriptors[0]) as connection:
             if os.fork() == 0:
                 control.close()
                 _limit()
-                work(connection)
+                work(connection, module)
                 # Not `sys.exit`: this is a fork, and the parent's clean-up is not its own.
                 os._exit(0)
 
 
-def work(connection: socket.socket) -> None:
-    """Says that it is there, then serves calls until the other side closes."""
-    connection.sendall(encode_message({"ready": os.getpid()}))
+def work(connection: socket.socket, module: ModuleType) -> None:
+    """Serves calls of the module's functions until the other side closes."""
     while (request := read_message(connection)) is not None:
-        module, _, name = request["target"].partition(":")
-        target: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+        function: Callable[[Any], Any] = getattr(module, request["function"])
         # Waiting for the processor counts, too; zero would mean no timer at all.
         left = max(request["deadline"] - time.monotonic(), 1e-3)
         signal.setitimer(signal.ITIMER_REAL, left)
         try:
-            reply = encode_message({"result": target(request["argument"])})
+            reply = encode_message({"result": function(request["argument"])})
         except Exception as error:  # whatever it is, it is the caller's to know
             fault = {"type": type(error).__name__, "message": str(error)[:1000]}
             reply = encode_message({"error": fault})
@@ -119,4 +118,4 @@ def _limit() -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), importlib.import_module(sys.argv[2]))
