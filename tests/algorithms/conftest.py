@@ -1,9 +1,11 @@
 """A tokenizer with two real styles of chat template, trained here, and the public sample data."""
 
 import string
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -66,6 +68,15 @@ def _byte_level(special: list[str], *, bos: str | None = None) -> Tokenizer:
             single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
         )
     return tokenizer
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors here are tiny: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

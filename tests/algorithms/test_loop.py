@@ -1,0 +1,373 @@
+"""The loop on a real small model: SFT on rows, GRPO on episodes, and what a resume changes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from algorithms.algorithm import load_algorithm
+from algorithms.data.chat import ChatFormat
+from algorithms.errors import JobFailure
+from algorithms.loop import Loop, run
+from algorithms.protocols import StepResult, Workers
+from algorithms.rollout.collector import Collector
+from algorithms.rollout.questions import Questions
+from algorithms.rollout.source import EpisodeSource
+from service.spec import JobContext, JobSpec, Reason, ResolvedModel, algorithm_specs
+from tests.algorithms.letters import Letters, LettersConfig
+from tests.algorithms.tiny_policy import EventList, FolderCheckpoints, TinyPolicy, tiny_model
+
+TRAIN, VALIDATION = "file-" + "a" * 16, "file-" + "b" * 16
+
+
+class Killed(Exception):
+    """Stands for a process that is gone."""
+
+
+class DyingPolicy(TinyPolicy):
+    """Is killed in the middle of its update number `dies_at`, or never."""
+
+    dies_at: int | None = None
+    breaks_at: int | None = None
+
+    def train_step(self, *args: Any, **kwargs: Any) -> StepResult:
+        result = super().train_step(*args, **kwargs)
+        if len(self.rates) == self.dies_at:
+            raise Killed
+        if len(self.rates) == self.breaks_at:
+            return StepResult(loss=float("nan"), gradient_norm=1.0, metrics={}, finite=False)
+        return result
+
+
+def _context(spec: dict[str, Any], files: dict[str, str] | None = None) -> JobContext:
+    base = {"name": "test", "model": {"path": "/model"}}
+    return JobContext(
+        job_id="job-1",
+        spec=JobSpec.model_validate({**base, **spec}),
+        dp=1,
+        model=ResolvedModel(kind="random", config={}, tokenizer="/model"),
+        files=files or {},
+    )
+
+
+def _policy(
+    context: JobContext, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0
+) -> DyingPolicy:
+    return DyingPolicy(
+        tiny_model(len(tokenizer), seed),
+        load_algorithm(context.spec.algorithm),
+        stop_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        temperature=context.spec.rollout.temperature,
+        max_length=context.spec.training.max_length,
+    )
+
+
+def _workers(policy: TinyPolicy, folder: Path, *, generator: bool = True) -> Workers:
+    folder.mkdir(exist_ok=True)
+    return Workers(
+        train=policy,
+        generator=policy if generator else None,
+        checkpoints=FolderCheckpoints(folder, policy),
+    )
+
+
+def _rows(path: Path, count: int) -> str:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {i} + 1?"},
+                {"role": "assistant", "content": f"It is {i + 1}."},
+            ]
+        }
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def _sft(tmp_path: Path, **training: Any) -> JobContext:
+    return _context(
+        {
+            "algorithm": {"type": "sft"},
+            "data": {"train": TRAIN, "validation": VALIDATION},
+            "optimizer": {"learning_rate": 0.01, "warmup_steps": 2, "schedule": "cosine"},
+            "training": {"global_batch_size": 4, "max_length": 64, **training},
+            "checkpoint": {"every_steps": 3},
+        },
+        {
+            TRAIN: _rows(tmp_path / "train.jsonl", 10),
+            VALIDATION: _rows(tmp_path / "validation.jsonl", 3),
+        },
+    )
+
+
+def test_sft_learns_and_says_what_it_did(tmp_path: Path, chatml: PreTrainedTokenizerFast) -> None:
+    context = _sft(tmp_path, steps=30)
+    policy, recorder = _policy(context, chatml), EventList()
+    assert run(context, _workers(policy, tmp_path / "c", generator=False), chatml, recorder) == 30
+    metrics = recorder.of("metrics")
+    assert [step for kind, step, _ in recorder.events if kind == "metrics"] == list(range(1, 31))
+    assert metrics[-1]["loss"] < 0.5 * metrics[0]["loss"]
+    assert set(metrics[0]) == {
+        *("loss", "gradient_norm", "learning_rate", "entropy", "tokens", "samples"),
+        *("data_epoch", "data_start", "data_end", "seconds_data", "seconds_update"),
+    }
+    # Which rows each step saw: one step goes on where the last ended.
+    assert [(m["data_start"], m["data_end"]) for m in metrics] == [
+        (4 * i, 4 * i + 4) for i in range(30)
+    ]
+    assert [m["data_epoch"] for m in metrics[:6]] == [0, 0, 0, 1, 1, 2]
+    first, last = recorder.of("evaluation")
+    assert (first["mode"], first["items"], last["mode"]) == ("validation", 3, "validation")
+    assert last["loss"] < 0.5 * first["loss"]
+    assert policy.rates[:2] == pytest.approx([0.005, 0.01])
+    assert policy.rates[-1] == pytest.approx(0.001)
+    assert recorder.of("progress")[-1]["total_steps"] == 30
+
+
+def test_epochs_become_steps(tmp_path: Path, chatml: PreTrainedTokenizerFast) -> None:
+    context = _sft(tmp_path, epochs=2)  # 20 rows in batches of 4
+    workers = _workers(_policy(context, chatml), tmp_path / "c", generator=False)
+    assert run(context, workers, chatml, EventList()) == 5
+
+
+def test_d03_a_resumed_sft_job_is_the_uninterrupted_one(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _sft(tmp_path, steps=8)
+    whole, events = _policy(context, chatml), EventList()
+    run(context, _workers(whole, tmp_path / "whole", generator=False), chatml, events)
+
+    killed, before = _policy(context, chatml), EventList()
+    killed.dies_at = 6
+    folder = tmp_path / "killed"
+    with pytest.raises(Killed):
+        run(context, _workers(killed, folder, generator=False), chatml, before)
+    resumed, after = _policy(context, chatml, seed=99), EventList()
+    assert run(context, _workers(resumed, folder, generator=False), chatml, after) == 8
+    assert _same_weights(whole, resumed)
+    steps = [step for kind, step, _ in after.events if kind == "metrics"]
+    assert steps == [4, 5, 6, 7, 8]
+    assert _timeless(after.of("metrics")) == _timeless(events.of("metrics"))[3:]
+
+
+def test_a_finished_job_does_nothing_more(tmp_path: Path, chatml: PreTrainedTokenizerFast) -> None:
+    context = _sft(tmp_path, steps=3)
+    run(context, _workers(_policy(context, chatml), tmp_path / "c"), chatml, EventList())
+    again, recorder = _policy(context, chatml), EventList()
+    assert run(context, _workers(again, tmp_path / "c"), chatml, recorder) == 3
+    assert again.rates == []
+    assert recorder.events == []
+
+
+def test_a_bad_row_fails_the_job_before_the_first_step(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _sft(tmp_path, steps=3)
+    with open(context.files[TRAIN], "a") as file:
+        file.write('{"messages": "text"}\n')
+    policy = _policy(context, chatml)
+    with pytest.raises(JobFailure, match=rf"data.train \({TRAIN}\): line 11: `messages`") as caught:
+        run(context, _workers(policy, tmp_path / "c"), chatml, EventList())
+    assert caught.value.reason is Reason.USER_ERROR
+    assert policy.log == []
+
+
+def test_dropped_rows_are_said(tmp_path: Path, chatml: PreTrainedTokenizerFast) -> None:
+    context = _sft(tmp_path, steps=1)
+    long = [{"role": "user", "content": "x" * 200}, {"role": "assistant", "content": "x"}]
+    with open(context.files[TRAIN], "a") as file:
+        file.write(json.dumps({"messages": long}) + "\n")
+    data = {**context.spec.model_dump(), "data": {"train": TRAIN, "too_long": "drop"}}
+    context = context.model_copy(update={"spec": JobSpec.model_validate(data)})
+    recorder = EventList()
+    run(context, _workers(_policy(context, chatml), tmp_path / "c"), chatml, recorder)
+    (warning,) = recorder.of("warning")
+    assert (warning["dropped"], warning["truncated"]) == (1, 0)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_job(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _sft(tmp_path, steps=3)
+    policy, recorder = _policy(context, chatml), EventList()
+    policy.breaks_at = 2
+    with pytest.raises(JobFailure, match="step 2: the loss is nan") as caught:
+        run(context, _workers(policy, tmp_path / "c"), chatml, recorder)
+    assert caught.value.reason is Reason.NAN_LOSS
+    assert len(recorder.of("metrics")) == 1
+
+
+def _grpo(steps: int, **fields: Any) -> JobContext:
+    return _context(
+        {
+            "algorithm": {"type": "grpo", "group_size": 4, **fields},
+            "environment": {"id": "tools/calculator", "config": _CHAIN_SUM},
+            "rollout": {"max_new_tokens": 6, "temperature": 1.0},
+            "optimizer": {"learning_rate": 0.02},
+            "training": {"steps": steps, "global_batch_size": 16, "max_length": 600},
+            "checkpoint": {"every_steps": 2},
+            "evaluation": {"items": 5},
+        }
+    )
+
+
+_CHAIN_SUM = {"questions": {"id": "reasoning_gym/chain_sum", "config": {}}}
+
+
+def _letters_loop(
+    context: JobContext,
+    policy: TinyPolicy,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    recorder: EventList,
+    environment: Letters,
+) -> Loop:
+    """The loop as `run` builds it, on an environment that random answers can learn from."""
+    chat = ChatFormat(tokenizer)
+    collector = Collector(
+        environment=environment,
+        config=LettersConfig(),
+        max_turns=1,
+        generator=policy,
+        chat=chat,
+        max_new_tokens=context.spec.rollout.max_new_tokens,
+        timeout_seconds=5.0,
+    )
+    questions = Questions(environment, LettersConfig(), seed=1)
+    return Loop(
+        context=context,
+        workers=_workers(policy, folder),
+        recorder=recorder,
+        algorithm=load_algorithm(context.spec.algorithm),
+        source=EpisodeSource(context, chat, collector, questions),
+        evaluator=None,
+        validation=None,
+        padding_id=chat.padding_id,
+    )
+
+
+def test_grpo_raises_the_reward(tmp_path: Path, chatml: PreTrainedTokenizerFast) -> None:
+    context = _grpo(steps=25)
+    policy, recorder = _policy(context, chatml), EventList()
+    _letters_loop(context, policy, chatml, tmp_path / "c", recorder, Letters()).run()
+    rewards = [m["reward_mean"] for m in recorder.of("metrics")]
+    assert sum(rewards[-3:]) / 3 > 0.4 > 0.2 > sum(rewards[:3]) / 3
+    metrics = recorder.of("metrics")[0]
+    assert set(metrics) == {
+        *("loss", "gradient_norm", "learning_rate", "tokens", "samples", "entropy"),
+        *("ratio_clip_fraction", "ratio_deviation", "approx_kl"),
+        *("rollout_kl", "rollout_ratio_deviation"),
+        *("episodes", "episodes_failed", "episodes_unscored", "reward_mean", "reward_std"),
+        *("tool_rate", "malformed_tool_rate", "truncated_rate", "policy_tokens_mean"),
+        "environment_letters",
+        *(f"seconds_{p}" for p in ("rollout", "reward", "advantage", "update", "sync")),
+    }
+    assert policy.log[:4] == ["sync 0", "generate", "train", "sync 1"]
+    # A13: trainer and generator compute the same function, at every step.
+    assert max(m["rollout_ratio_deviation"] for m in recorder.of("metrics")) < 1e-4
+
+
+def test_a_resumed_grpo_job_is_the_uninterrupted_one(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _grpo(steps=5)
+    whole, events = _policy(context, chatml), EventList()
+    _letters_loop(context, whole, chatml, tmp_path / "whole", events, Letters()).run()
+    killed = _policy(context, chatml)
+    killed.dies_at = 4
+    loop = _letters_loop(context, killed, chatml, tmp_path / "k", EventList(), Letters())
+    with pytest.raises(Killed):
+        loop.run()
+    resumed, after = _policy(context, chatml, seed=99), EventList()
+    _letters_loop(context, resumed, chatml, tmp_path / "k", after, Letters()).run()
+    assert resumed.log[0] == "sync 2"
+    assert _same_weights(whole, resumed)
+    assert _timeless(after.of("metrics")) == _timeless(events.of("metrics"))[2:]
+
+
+def test_log_probs_are_computed_only_where_the_algorithm_asks(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _grpo(steps=2, updates_per_rollout=2, kl_coef=0.1)
+    policy, recorder = _policy(context, chatml), EventList()
+    _letters_loop(context, policy, chatml, tmp_path / "c", recorder, Letters()).run()
+    step = ["generate", "log_probs policy", "log_probs reference", "train", "train"]
+    assert policy.log[1:7] == [*step, "sync 1"]
+    first, second = recorder.of("metrics")
+    assert "seconds_logprobs" in first
+    assert first["kl"] > 0  # the second update is measured after the first
+    assert second["kl"] > first["kl"]
+    assert first["ratio_deviation"] > 0
+
+
+def test_an_unscored_or_failed_episode_is_not_trained(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    class Faulty(Letters):
+        def items(self, config: Any, *, seed: int, count: int) -> Any:
+            items = [dict(item) for item in super().items(config, seed=seed, count=count)]
+            for i, item in enumerate(items):
+                item.update([{"fault": "step"}, {"rewards": [None]}, {}, {}][i % 4])
+            return items
+
+    context = _grpo(steps=1)
+    policy, recorder = _policy(context, chatml), EventList()
+    _letters_loop(context, policy, chatml, tmp_path / "c", recorder, Faulty()).run()
+    (metrics,) = recorder.of("metrics")
+    assert (metrics["episodes_failed"], metrics["episodes_unscored"]) == (4, 4)
+    assert metrics["samples"] == 8
+    (warning,) = recorder.of("warning")
+    assert warning["errors"] == {"ZeroDivisionError": 4}
+
+
+def test_a_real_environment_is_played_and_evaluated_on_held_out_questions(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _grpo(steps=1)
+    policy, recorder = _policy(context, chatml), EventList()
+    assert run(context, _workers(policy, tmp_path / "c"), chatml, recorder) == 1
+    modes = [(e["mode"], e["items"], e["error_count"]) for e in recorder.of("evaluation")]
+    assert modes == [("sampled", 5, 0), ("greedy", 5, 0)] * 2
+    samples = recorder.of("sample")
+    questions = {json.dumps(sample["messages"][0]) for sample in samples}
+    assert (len(samples), len(questions)) == (4, 1)
+    assert 0.0 <= recorder.of("evaluation")[0]["accuracy"] <= 1.0
+
+
+def test_a_batch_that_is_no_whole_number_of_groups_is_refused(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _grpo(steps=1, group_size=5)
+    with pytest.raises(JobFailure, match="multiple of the group size 5") as caught:
+        run(context, _workers(_policy(context, chatml), tmp_path / "c"), chatml, EventList())
+    assert caught.value.reason is Reason.USER_ERROR
+
+
+def test_a_tokenizer_without_a_template_is_refused(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    bare = PreTrainedTokenizerFast(tokenizer_object=chatml.backend_tokenizer)
+    context = _sft(tmp_path, steps=1)
+    workers = _workers(_policy(context, chatml), tmp_path / "c")
+    with pytest.raises(JobFailure, match=r"the model's tokenizer: .* no chat template"):
+        run(context, workers, bare, EventList())
+
+
+def test_no_algorithm_s_name_is_in_the_loop() -> None:
+    source = Path(run.__code__.co_filename).read_text().lower()
+    for name, spec in algorithm_specs().items():
+        assert name not in source
+        assert spec.__name__.lower() not in source
+
+
+def _same_weights(one: TinyPolicy, other: TinyPolicy) -> bool:
+    pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def _timeless(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if not k.startswith("seconds_")} for row in metrics]
