@@ -108,13 +108,13 @@ class LocalLauncher:
 
     def poll(self, launcher_id: str) -> Observation:
         """Looks for the attempt's processes."""
-        self._reap(launcher_id)
         folder = self._folder(launcher_id)
         if not _record_path(folder).exists():
             return Observation(phase=Phase.UNKNOWN, evidence="it was never started here")
         process = _read_record(folder)
         if process is not None and is_alive(process):
             return Observation(phase=Phase.RUNNING, evidence=f"process {process.pid} lives")
+        self._reap(launcher_id)  # not before: it may have ended since
         leftovers = len(self._processes(launcher_id, process))
         if process is None:
             return Observation(
@@ -134,9 +134,10 @@ class LocalLauncher:
         )
 
     def cancel(self, launcher_id: str, grace_seconds: float) -> None:
-        """TERM to the driver's group, once; KILL to all that is left when the grace is over.
+        """TERM to the driver, once; KILL to all that is left when the grace is over.
 
-        Children that left the group get no TERM: the driver is given the time to end them well.
+        Its children get no TERM. Ray's daemons would obey it at once and take the driver down with
+        them, before it could end its ranks and write its outcome.
         """
         self._reap(launcher_id)
         folder = self._folder(launcher_id)
@@ -146,9 +147,8 @@ class LocalLauncher:
         if grace_seconds <= 0:
             for target in targets:
                 send(target, signal.SIGKILL)
-        elif launcher_id not in self._asked:
-            for target in group_of(process) if process is not None else []:
-                send(target, signal.SIGTERM)
+        elif launcher_id not in self._asked and process is not None:
+            send(process, signal.SIGTERM)
         with self._lock:
             self._asked[launcher_id] = targets
 
