@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -20,6 +24,7 @@ SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"]
 LETTERS = "abcdefghij"
 FILE = "file-0123456789abcdef"
 ROWS = 24
+MARK = "PLANISH_TEST_JOB"
 
 
 def write_tokenizer(folder: Path) -> int:
@@ -101,15 +106,41 @@ def start(folder: Path, attempt: int = 1) -> subprocess.Popen[str]:
             [sys.executable, "-m", "megatron_backend", str(folder), "--attempt", str(attempt)],
             stdout=output,
             stderr=output,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            # Ray's titles must not be written over the environment, by which `processes` looks.
+            env=os.environ | {"OMP_NUM_THREADS": "1", MARK: str(folder), "SPT_NOENV": "1"},
             start_new_session=True,
             text=True,
         )
 
 
+def processes(folder: Path) -> list[psutil.Process]:
+    """Everything that came out of a job's drivers and still runs."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            marked = process.environ().get(MARK) == str(folder)
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def rank_processes(folder: Path) -> list[psutil.Process]:
+    """The processes of a job's ranks."""
+    return [p for p in processes(folder) if "ray::RankActor" in " ".join(p.cmdline())]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
+    """Returns once the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
 def events(folder: Path, attempt: int = 1, kind: str | None = None) -> list[WorkerEvent]:
     """What the attempt has recorded so far."""
-    lines = (folder / "attempts" / str(attempt) / "events.jsonl").read_bytes().split(b"\n")[:-1]
+    path = folder / "attempts" / str(attempt) / "events.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     found = [WorkerEvent.model_validate_json(line) for line in lines]
     return [event for event in found if kind in (None, event.kind)]
 
@@ -123,3 +154,28 @@ def outcome(folder: Path, attempt: int = 1) -> Outcome:
 def log_text(folder: Path, attempt: int = 1) -> str:
     """The driver's and the ranks' output."""
     return (folder / "attempts" / str(attempt) / "log").read_text()
+
+
+def start_from_checkpoint(folder: Path, checkpoint: Path) -> None:
+    """Lets a job start from another one's checkpoint, as the service resolves `model.from`."""
+    path = folder / "context.json"
+    document = json.loads(path.read_text())
+    document["model"] |= {
+        "kind": "checkpoint",
+        "weights": str(checkpoint),
+        "tokenizer": str(checkpoint / "hf"),
+    }
+    path.write_text(json.dumps(document))
+
+
+def run_command(arguments: list[str], *, cwd: Path) -> tuple[int, str]:
+    """`python -m megatron_backend` with these arguments: exit code and output."""
+    run = subprocess.run(
+        [sys.executable, "-m", "megatron_backend", *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return run.returncode, run.stdout
