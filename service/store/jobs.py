@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
+from sqlalchemy.exc import IntegrityError
 
 from service.jobs.records import Job
 from service.jobs.states import TERMINAL, JobState, Wish
@@ -62,32 +63,14 @@ class Jobs:
         Raises:
             IdempotencyConflict: the idempotency key, or the job id, was used with another `spec`.
         """
-        now = time.time()
-        with self._database.writing() as connection:
-            earlier = self._earlier(connection, spec, context.job_id, idempotency)
-            if earlier is not None:
-                return earlier, False
-            row = {
-                "id": context.job_id,
-                "name": context.spec.name,
-                "cluster": context.spec.resources.cluster,
-                "spec": dict(spec),
-                "resolved": context.model_dump(mode="json"),
-                "wish": Wish.RUN,
-                "state": JobState.PENDING,
-                "message": "",
-                "created_at": now,
-                "updated_at": now,
-                "event_count": 0,
-                "attempt_count": 0,
-                "created_by": created_by,
-            }
-            connection.execute(insert(_table).values(row))
-            if idempotency is not None:
-                _remember(connection, idempotency, spec, context.job_id, now)
-            job = LockedJob(connection, context.job_id).job
-        self._changes.ring(job.id)
-        return job, True
+        try:
+            job, created = self._create(context, spec, created_by, idempotency)
+        except IntegrityError:
+            # On PostgreSQL two of the same request get this far together. The first is stored now.
+            job, created = self._create(context, spec, created_by, idempotency)
+        if created:
+            self._changes.ring(job.id)
+        return job, created
 
     def replay(self, idempotency: Idempotency, spec: Mapping[str, Any]) -> Job | None:
         """The job that this request made before; null where it is new.
@@ -221,6 +204,38 @@ class Jobs:
             locked.move(state, reason=reason, message=message)
         self._changes.ring(claim.job_id)
         return locked.job
+
+    def _create(
+        self,
+        context: JobContext,
+        spec: Mapping[str, Any],
+        created_by: str | None,
+        idempotency: Idempotency | None,
+    ) -> tuple[Job, bool]:
+        now = time.time()
+        with self._database.writing() as connection:
+            earlier = self._earlier(connection, spec, context.job_id, idempotency)
+            if earlier is not None:
+                return earlier, False
+            row = {
+                "id": context.job_id,
+                "name": context.spec.name,
+                "cluster": context.spec.resources.cluster,
+                "spec": dict(spec),
+                "resolved": context.model_dump(mode="json"),
+                "wish": Wish.RUN,
+                "state": JobState.PENDING,
+                "message": "",
+                "created_at": now,
+                "updated_at": now,
+                "event_count": 0,
+                "attempt_count": 0,
+                "created_by": created_by,
+            }
+            connection.execute(insert(_table).values(row))
+            if idempotency is not None:
+                _remember(connection, idempotency, spec, context.job_id, now)
+            return LockedJob(connection, context.job_id).job, True
 
     def _earlier(
         self,
