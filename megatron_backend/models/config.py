@@ -93,7 +93,8 @@ class ModelConfig:
         num_kv_heads = _size(config, "num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise ValueError(
-                f"num_key_value_heads {num_kv_heads} does not divide num_attention_heads {num_heads}"
+                f"num_key_value_heads {num_kv_heads} does not divide "
+                f"num_attention_heads {num_heads}"
             )
         head_dim = _size(config, "head_dim", 128 if family == "qwen3" else hidden_size // num_heads)
         if head_dim % 2:

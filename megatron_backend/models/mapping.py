@@ -43,11 +43,11 @@ class Cut(Protocol):
         """The Hugging Face tensors that it is made of."""
         ...
 
-    def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
+    def load(self, source: TensorSource, config: ModelConfig, part: Part, /) -> Tensor:
         """One rank's part."""
         ...
 
-    def unite(self, parts: Sequence[Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def unite(self, parts: Sequence[Tensor], config: ModelConfig, /) -> dict[str, Tensor]:
         """Whole tensors by Hugging Face name, from the parts of all ranks in order."""
         ...
 
@@ -62,10 +62,10 @@ class Whole:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def load(self, source: TensorSource, config: ModelConfig, part: Part) -> Tensor:
+    def load(self, source: TensorSource, _config: ModelConfig, _part: Part) -> Tensor:
         return source.read(self.name)
 
-    def unite(self, parts: Sequence[Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def unite(self, parts: Sequence[Tensor], _config: ModelConfig) -> dict[str, Tensor]:
         return {self.name: parts[0]}
 
 
@@ -86,7 +86,7 @@ class Columns:
         start, stop = part.of(config.ffn_size if self.width == "ffn" else attention)
         return source.read(self.name, 1, start, stop)
 
-    def unite(self, parts: Sequence[Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def unite(self, parts: Sequence[Tensor], _config: ModelConfig) -> dict[str, Tensor]:
         return {self.name: torch.cat(list(parts), dim=1)}
 
 
@@ -126,7 +126,7 @@ class GateAndUp:
         start, stop = part.of(config.ffn_size)
         return torch.cat([source.read(name, 0, start, stop) for name in (self.gate, self.up)])
 
-    def unite(self, parts: Sequence[Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def unite(self, parts: Sequence[Tensor], _config: ModelConfig) -> dict[str, Tensor]:
         halves = [part.chunk(2) for part in parts]
         return {
             self.gate: torch.cat([gate for gate, _ in halves]),
