@@ -1,5 +1,6 @@
 """The logs of a job's attempts: by byte offset, or as a stream from attempt to attempt."""
 
+import errno
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -113,6 +114,10 @@ def _bytes_of(path: Path, offset: int, limit: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise Refusal(HTTPStatus.NOT_FOUND, "the log is a link, which is not followed") from None
     with os.fdopen(descriptor, "rb") as file:
         file.seek(offset)
         return file.read(limit)

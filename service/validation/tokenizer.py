@@ -17,12 +17,17 @@ def read_json_object(path: Path) -> dict[str, Any] | None:
         ValueError: the file is too large, cannot be read, or holds something else.
     """
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes")
-        found = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        size = path.stat().st_size
+        text = path.read_bytes() if size <= MAX_JSON_BYTES else b""
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
+    if size > MAX_JSON_BYTES:
+        raise ValueError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} holds no JSON object")

@@ -23,6 +23,8 @@ from tests.service.store.sample_jobs import context, document
 
 KEY = "planish_" + "k" * 32
 DRIVER = Path(__file__).parent / "launchers" / "driver.py"
+# Generous: tests share their machine.
+TIMEOUT_SECONDS = 120.0
 ROW = b'{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n'
 
 
@@ -35,6 +37,8 @@ class RunningService:
     thread: threading.Thread
     http: httpx.Client
     """With the bootstrap key."""
+    anonymous: httpx.Client
+    """Without one."""
 
     @property
     def url(self) -> str:
@@ -54,9 +58,10 @@ class RunningService:
     def stop(self) -> None:
         self.context.stopping.set()
         self.server.should_exit = True
-        self.thread.join(timeout=30)
+        self.thread.join(timeout=TIMEOUT_SECONDS)
         assert not self.thread.is_alive()
         self.http.close()
+        self.anonymous.close()
 
     def upload(self, content: bytes = ROW, **fields: str) -> str:
         """Uploads rows to train on and returns the file's id."""
@@ -86,7 +91,7 @@ class RunningService:
         job, _ = self.store.jobs.create(context(spec, new_job_id()), spec)
         return job.id
 
-    def wait_for(self, job_id: str, *states: JobState, seconds: float = 60.0) -> None:
+    def wait_for(self, job_id: str, *states: JobState, seconds: float = TIMEOUT_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while self.store.jobs.get(job_id).state not in states:
             assert time.monotonic() < deadline, f"{job_id} did not become {states}"
@@ -113,6 +118,7 @@ def start_service(
         settings: others.
     """
     listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", settings.pop("port", 0)))
     known = Settings.model_validate(
         {
@@ -132,12 +138,15 @@ def start_service(
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not server.started:
         assert thread.is_alive(), "the service did not start"
         assert time.monotonic() < deadline, "the service took too long to start"
         time.sleep(0.01)
+    anonymous = httpx.Client(base_url=known.base_url, timeout=TIMEOUT_SECONDS)
     http = httpx.Client(
-        base_url=known.base_url, headers={"authorization": f"Bearer {KEY}"}, timeout=30
+        base_url=known.base_url,
+        headers={"authorization": f"Bearer {KEY}"},
+        timeout=TIMEOUT_SECONDS,
     )
-    return RunningService(known, server, thread, http)
+    return RunningService(known, server, thread, http, anonymous)

@@ -1,0 +1,228 @@
+"""What only the service can know: models, files, jobs, environments, clusters."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.model_folders import CONFIG, write_model, write_tokenizer
+from tests.service.running_service import RunningService
+
+
+def refused(service: RunningService, document: dict[str, Any]) -> list[dict[str, str]]:
+    """The errors of a document, alike from plan and submit, which stores nothing."""
+    before = service.store.jobs.counts()
+    folders = sorted(service.settings.jobs_dir.iterdir())
+    plan = service.http.post("/v1/jobs:plan", json=document)
+    submit = service.http.post("/v1/jobs", json=document)
+    assert plan.status_code == submit.status_code == 422, submit.text
+    assert plan.json()["errors"] == submit.json()["errors"]
+    assert service.store.jobs.counts() == before
+    assert sorted(service.settings.jobs_dir.iterdir()) == folders
+    return list(submit.json()["errors"])
+
+
+def test_every_fault_of_a_document_comes_at_once(service: RunningService) -> None:
+    document = service.job_document(
+        model={"path": "missing"},
+        data={"train": "file-aaaaaaaaaaaaaaaa", "validation": "file-bbbbbbbbbbbbbbbb"},
+        training={"global_batch_size": 7},
+        parallel={"dp": 2},
+        resources={"cluster": "moon"},
+        evaluation={"environment": {"id": "tools/abacus"}, "items": 2},
+    )
+    errors = refused(service, document)
+    assert {e["field"] for e in errors} == {
+        "model.path",
+        "data.train",
+        "data.validation",
+        "training.global_batch_size",
+        "resources.cluster",
+        "evaluation.environment.id",
+    }
+    assert all(e["fix"] for e in errors)
+    fixes = {e["field"]: e["fix"] for e in errors}
+    assert fixes["resources.cluster"] == "use one of: local"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "field"),
+    [({"tp": 8}, "parallel.tp"), ({"tp": 3}, "parallel.tp"), ({"pp": 3}, "parallel.pp")],
+)
+def test_layouts_are_checked_against_the_models_config(
+    service: RunningService, parallel: dict[str, int], field: str
+) -> None:
+    errors = refused(service, service.job_document(parallel=parallel))
+    assert {e["field"] for e in errors} == {field}
+
+
+def test_a_sequence_longer_than_the_model(service: RunningService) -> None:
+    (error,) = refused(service, service.job_document(training={"max_length": 513}))
+    assert error["field"] == "training.max_length"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "mamba"}, "llama, qwen2, qwen3"),
+        ({"vocab_size": 39}, "ids up to 39"),
+        ({"num_attention_heads": 5}, "do not divide"),
+    ],
+)
+def test_model_folders_that_cannot_be_trained(
+    service: RunningService, model_root: Path, changes: dict[str, Any], says: str
+) -> None:
+    name = "bad-" + "-".join(map(str, changes.values()))
+    write_model(model_root / name, **changes)
+    errors = refused(service, service.job_document(model={"path": name}))
+    assert says in json.dumps(errors)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_model_folders_with_something_missing(
+    service: RunningService, model_root: Path, missing: str
+) -> None:
+    folder = write_model(model_root / f"without-{missing}")
+    (folder / missing).unlink()
+    (error,) = refused(service, service.job_document(model={"path": folder.name}))
+    assert error["field"] == "model.path"
+    assert missing.replace("model", "*") in error["message"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": NaN}', "\0"])
+def test_a_config_that_cannot_be_read(
+    service: RunningService, model_root: Path, content: str
+) -> None:
+    folder = write_model(model_root / "broken-config")
+    (folder / "config.json").write_text(content)
+    (error,) = refused(service, service.job_document(model={"path": folder.name}))
+    assert "config.json" in error["message"]
+
+
+def test_a_tokenizer_without_a_chat_template(service: RunningService, model_root: Path) -> None:
+    folder = write_tokenizer(model_root / "no-template", chat_template=False)
+    document = service.job_document(model={"init": {"config": CONFIG, "tokenizer": folder.name}})
+    (error,) = refused(service, document)
+    assert error["field"] == "model.init.tokenizer"
+    assert "chat template" in error["message"]
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert service.http.post("/v1/jobs:plan", json=document).status_code == 200
+
+
+def test_a_file_for_another_purpose(service: RunningService) -> None:
+    other = service.http.post(
+        "/v1/files", data={"purpose": "user_data"}, files={"file": ("x", b"x")}
+    ).json()
+    (error,) = refused(service, service.job_document(data={"train": other["id"]}))
+    assert "user_data" in error["message"]
+    assert "fine-tune" in error["fix"]
+
+
+def online(service: RunningService, **environment: Any) -> dict[str, Any]:
+    chain_sum = {"id": "reasoning_gym/chain_sum", "config": {"min_terms": 3, "max_terms": 3}}
+    reference = {"id": "tools/calculator", "config": {"questions": chain_sum}}
+    document = service.job_document(
+        algorithm={"type": "grpo", "group_size": 4},
+        environment=reference | environment,
+        training={"steps": 2, "global_batch_size": 8, "max_length": 128},
+        rollout={"max_new_tokens": 32},
+    )
+    del document["data"]
+    return document
+
+
+def test_an_environments_version_is_pinned_at_submit(service: RunningService) -> None:
+    plan = service.http.post("/v1/jobs:plan", json=online(service)).json()
+    assert plan["spec"]["environment"]["version"] == 1
+    job = service.http.post("/v1/jobs", json=online(service)).json()
+    assert job["resolved_spec"]["environment"]["version"] == 1
+    assert "version" not in job["spec"]["environment"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "field", "says"),
+    [
+        ({"id": "tools/calculater"}, "environment.id", "did you mean tools/calculator"),
+        ({"id": "no/such"}, "environment.id", "GET /v1/environments"),
+        ({"config": {}}, "environment.config.questions", "GET /v1/environments"),
+        ({"version": 99}, "environment.version", "GET /v1/environments"),
+        (
+            {"config": {"questions": {"id": "reasoning_gym/chain_sum", "config": {"terms": 3}}}},
+            "environment.config.questions.config.terms",
+            "GET /v1/environments",
+        ),
+    ],
+)
+def test_environments_and_their_settings_are_checked(
+    service: RunningService, environment: dict[str, Any], field: str, says: str
+) -> None:
+    errors = refused(service, online(service, **environment))
+    assert field in {e["field"] for e in errors}
+    assert says in json.dumps(errors)
+
+
+def test_a_batch_that_is_no_multiple_of_the_group(service: RunningService) -> None:
+    document = online(service)
+    document["training"]["global_batch_size"] = 10
+    (error,) = refused(service, document)
+    assert error["field"] == "training.global_batch_size"
+
+
+def _publish_checkpoint(service: RunningService, job_id: str, step: int) -> Path:
+    root = service.settings.jobs_dir / job_id / "checkpoints"
+    folder = root / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    manifest = {
+        "step": step,
+        "attempt": 1,
+        "layout": {"tp": 1, "pp": 1, "dp": 1},
+        "created_at": "2026-01-01T00:00:00Z",
+        "files": {"a": {"size": 3, "sha256": ""}},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (root / "latest").write_text(f"{folder.name}\n")
+    return folder
+
+
+def test_a_model_from_another_job(service: RunningService) -> None:
+    earlier = service.submit(name="earlier")
+    reference = f"job:{earlier['id']}@latest"
+    (error,) = refused(service, service.job_document(model={"from": reference}))
+    assert error["field"] == "model.from"
+    assert "no checkpoint yet" in error["message"]
+
+    _publish_checkpoint(service, earlier["id"], 10)
+    newest = _publish_checkpoint(service, earlier["id"], 20)
+    (newest.parent / "step-00000030").mkdir()  # without a manifest: not published
+    job = service.submit(model={"from": "job:earlier@latest"})
+    assert job["spec"]["model"]["from"] == "job:earlier@latest"
+    assert job["resolved_spec"]["model"]["from"] == f"job:{earlier['id']}@20"
+    context = service.store.jobs.get(job["id"]).context()
+    assert context.model.kind == "checkpoint"
+    assert context.model.weights == str(newest)
+    assert context.model.config["model_type"] == "qwen2"
+
+    job = service.submit(model={"from": f"job:{earlier['id']}@10"})
+    assert job["resolved_spec"]["model"]["from"].endswith("@10")
+    (error,) = refused(service, service.job_document(model={"from": "job:earlier@30"}))
+    assert "10, 20" in error["fix"]
+    listed = service.http.get("/v1/jobs/earlier/checkpoints").json()["data"]
+    assert [(c["step"], c["latest"], c["bytes"]) for c in listed] == [(10, False, 3), (20, True, 3)]
+    assert listed[1]["source"] == f"job:{earlier['id']}@20"
+
+
+def test_a_model_from_a_job_that_is_not_there(service: RunningService) -> None:
+    (error,) = refused(service, service.job_document(model={"from": "job:nobody@latest"}))
+    assert "'nobody'" in error["message"]
+
+
+def test_a_plan_resolves_everything_and_takes_nothing(service: RunningService) -> None:
+    before = service.store.jobs.counts()
+    document = service.job_document(parallel={"tp": 2, "pp": 2, "dp": 2})
+    plan = service.http.post("/v1/jobs:plan", json=document).json()
+    assert plan["layout"] == {"tp": 2, "pp": 2, "dp": 2, "world_size": 8}
+    assert (plan["micro_batch_size"], plan["micro_batches"]) == (4, 1)
+    assert [rank["pp_rank"] for rank in plan["memory_per_rank"]] == [0, 1]
+    assert plan["spec"]["optimizer"]["betas"] == [0.9, 0.95]
+    assert service.store.jobs.counts() == before
