@@ -19,6 +19,7 @@ A template writes its own beginning-of-sequence token, so nothing is added by th
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -28,8 +29,20 @@ from algorithms.data.rows import Conversation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+RENDERINGS_KEPT = 512
+
 type Messages = Sequence[Mapping[str, Any]]
 type Tools = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of rendered text that is tokenized by itself: an answer, or what is between two."""
+
+    text: str
+    trained: bool
+    follows_turn: bool
+    """It begins right after an end-of-turn token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +65,14 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; put one in tokenizer_config.json")
         self._tokenizer = tokenizer
+        self._render_json = lru_cache(maxsize=RENDERINGS_KEPT)(self._render_uncached)
         self._special = {
             index: str(token)
             for index, token in tokenizer.added_tokens_decoder.items()
             if token.special
         }
         self.end_of_turn_id, self.end_of_turn = self._find_end_of_turn()
-        # Some tokenizers put a space before whatever begins a text.
-        self._start_differs = self._encode("Answer") != self._encode_after_turn("Answer")
+        self._start_differs = self._differs_at_the_start()
         padding = tokenizer.pad_token_id
         self.padding_id: int = self.end_of_turn_id if padding is None else padding
 
@@ -74,15 +87,16 @@ class ChatFormat:
         )
         return decoded
 
-    def tokenize(self, conversation: Conversation) -> TokenizedChat:
-        """A training row's ids and mask: each trained answer with its end-of-turn token.
+    def split(self, conversation: Conversation) -> list[Part]:
+        """A training row as parts; the trained ones are answers with their end-of-turn token.
 
         Raises:
-            ValueError: the mask cannot be made; the message names the place in the row.
+            ValueError: the answers' places cannot be told; the message names the place in the row.
         """
         messages, tools = conversation.messages, conversation.tools
         text = self._render(messages, tools)
-        spans = []
+        parts: list[Part] = []
+        place = 0
         for index, trained in enumerate(conversation.trained):
             if not trained:
                 continue
@@ -95,8 +109,26 @@ class ChatFormat:
                 raise ValueError(
                     f"messages[{index}] contains {self.end_of_turn!r}, the token that ends a turn"
                 )
-            spans.append(self._answer_span(text, messages, index, tools))
-        return self._tokenize_parts(text, spans)
+            start, end = self._answer_span(text, messages, index, tools)
+            parts.append(Part(text=text[place:start], trained=False, follows_turn=place > 0))
+            parts.append(Part(text=text[start:end], trained=True, follows_turn=False))
+            place = end
+        parts.append(Part(text=text[place:], trained=False, follows_turn=place > 0))
+        return parts
+
+    def tokenize(self, rows: Sequence[Sequence[Part]]) -> list[TokenizedChat]:
+        """Ids and mask of each row, all in one call of the tokenizer, which is much faster."""
+        encoded = iter(self._encode_parts([part for row in rows for part in row]))
+        tokenized = []
+        for row in rows:
+            ids: list[int] = []
+            trained: list[int] = []
+            for part in row:
+                part_ids = next(encoded)
+                ids += part_ids
+                trained += [int(part.trained)] * len(part_ids)
+            tokenized.append(TokenizedChat(token_ids=ids, trained=trained))
+        return tokenized
 
     def observation(
         self, messages: Messages, answer: int, tools: Tools = (), *, closed: bool = True
@@ -118,14 +150,20 @@ class ChatFormat:
         messages = [*messages[:answer], _stand_in(messages[answer]), *messages[answer + 1 :]]
         text = self._render(messages, tools, generation_prompt=True)
         _, end = self._answer_span(text, messages, answer, tools)
-        ids = self._encode_after_turn(text[end:])
+        said = Part(text=text[end:], trained=False, follows_turn=True)
+        (ids,) = self._encode_parts([said])
         return ids if closed else [self.end_of_turn_id, *ids]
 
     def _render(self, messages: Messages, tools: Tools, *, generation_prompt: bool = False) -> str:
+        """The template's text. A group's episodes share most of theirs, so the last are kept."""
+        return self._render_json(json.dumps([list(messages), list(tools)]), generation_prompt)
+
+    def _render_uncached(self, messages_and_tools: str, generation_prompt: bool) -> str:
+        messages, tools = json.loads(messages_and_tools)
         try:
             rendered: str = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
+                messages,
+                tools=tools or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
             )
@@ -147,7 +185,8 @@ class ChatFormat:
                 f"the chat template renders what precedes messages[{index}] differently once the "
                 "conversation goes on, so the assistant's tokens cannot be told from others"
             )
-        through = self._render(messages[: index + 1], tools)
+        is_last = index + 1 == len(messages)
+        through = text if is_last else self._render(messages[: index + 1], tools)
         end = text.find(self.end_of_turn, len(prefix))
         if end < 0 or self.end_of_turn not in through[len(prefix) :]:
             raise ValueError(
@@ -155,30 +194,26 @@ class ChatFormat:
             )
         return len(prefix), end + len(self.end_of_turn)
 
-    def _tokenize_parts(self, text: str, spans: Sequence[tuple[int, int]]) -> TokenizedChat:
-        """The text between the spans, which is not trained, and the spans, which are."""
-        ids: list[int] = []
-        trained: list[int] = []
-        place = 0
-        for start, end in [*spans, (len(text), len(text))]:
-            between = text[place:start]
-            context = self._encode_after_turn(between) if place else self._encode(between)
-            answer = self._encode_answer(text[start:end])
-            ids += context + answer
-            trained += [0] * len(context) + [1] * len(answer)
-            place = end
-        return TokenizedChat(token_ids=ids, trained=trained)
+    def _encode_parts(self, parts: Sequence[Part]) -> list[list[int]]:
+        """Ids of each part, as they are behind what stands before it.
 
-    def _encode_answer(self, text: str) -> list[int]:
-        """Ids of what the model writes after a prompt."""
-        return self._encode_after_turn(text) if self._start_differs else self._encode(text)
+        Some tokenizers put a space before whatever begins a text; there, a part that does not
+        begin one is put behind an end-of-turn token, which is taken off again.
+        """
+        behind = [p.follows_turn or (p.trained and self._start_differs) for p in parts]
+        texts = [
+            self.end_of_turn + part.text if shifted else part.text
+            for part, shifted in zip(parts, behind, strict=True)
+        ]
+        encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return [ids[1:] if shifted else ids for ids, shifted in zip(encoded, behind, strict=True)]
 
-    def _encode_after_turn(self, text: str) -> list[int]:
-        """Ids of a text that follows the end-of-turn token."""
-        ids = self._encode(self.end_of_turn + text)
-        if ids[0] != self.end_of_turn_id:
+    def _differs_at_the_start(self) -> bool:
+        """Whether the tokenizer treats the beginning of a text unlike what follows a turn."""
+        behind = self._encode(self.end_of_turn + "Answer")
+        if behind[0] != self.end_of_turn_id:
             raise ValueError(f"the tokenizer does not keep {self.end_of_turn!r} as one token")
-        return ids[1:]
+        return behind[1:] != self._encode("Answer")
 
     def _find_end_of_turn(self) -> tuple[int, str]:
         """The first special token after an answer, found by rendering one."""

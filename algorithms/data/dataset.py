@@ -1,16 +1,20 @@
 """Tokenized rows of one file, all checked before the first step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import batched
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from algorithms.data.chat import ChatFormat, TokenizedChat
+from algorithms.data.chat import ChatFormat, Part, TokenizedChat
 from algorithms.data.jsonl import RowError, read_jsonl
 from algorithms.data.rows import parse_conversation
+
+ROWS_AT_ONCE = 1000
+"""Rows that the tokenizer is given in one call."""
 
 TooLong = Literal["refuse", "drop", "truncate-left", "truncate-right"]
 
@@ -47,37 +51,47 @@ def load_dataset(
     """
     examples: list[Example] = []
     dropped = truncated = 0
-    for line, row in read_jsonl(path):
-        try:
-            chat_tokens = chat.tokenize(parse_conversation(row))
-        except ValueError as error:
-            raise RowError(line, str(error)) from error
-        if len(chat_tokens.token_ids) > max_length:
-            if too_long == "refuse":
-                raise RowError(
-                    line,
-                    f"{len(chat_tokens.token_ids)} tokens, but `training.max_length` is "
-                    f"{max_length}; raise it, shorten the row, or set `data.too_long`",
-                )
-            shorter = _shorten(chat_tokens, max_length, too_long)
-            if not any(shorter.trained[1:]):  # nothing predicts a sequence's first token
+    for chunk in batched(_split_rows(path, chat), ROWS_AT_ONCE):
+        tokenized = chat.tokenize([parts for _, parts in chunk])
+        for (line, _), row in zip(chunk, tokenized, strict=True):
+            fitting = _fit(row, line, max_length, too_long)
+            if fitting is None:
                 dropped += 1
-                continue
-            chat_tokens = shorter
-            truncated += 1
-        examples.append(_example(chat_tokens))
+            else:
+                truncated += fitting is not row
+                examples.append(_example(fitting))
     if not examples:
         raise ValueError("no row to train on" + (f": all {dropped} are too long" * bool(dropped)))
     return Dataset(examples=examples, dropped=dropped, truncated=truncated)
 
 
-def _shorten(chat: TokenizedChat, max_length: int, too_long: TooLong) -> TokenizedChat:
+def _split_rows(path: str | Path, chat: ChatFormat) -> Iterator[tuple[int, list[Part]]]:
+    for line, row in read_jsonl(path):
+        try:
+            yield line, chat.split(parse_conversation(row))
+        except ValueError as error:
+            raise RowError(line, str(error)) from error
+
+
+def _fit(row: TokenizedChat, line: int, max_length: int, too_long: TooLong) -> TokenizedChat | None:
+    """The row itself where it fits, else what the rule leaves of it."""
+    length = len(row.token_ids)
+    if length <= max_length:
+        return row
+    if too_long == "refuse":
+        raise RowError(
+            line,
+            f"{length} tokens, but `training.max_length` is {max_length}; raise it, shorten the "
+            "row, or set `data.too_long`",
+        )
     kept = {
         "drop": slice(0),
         "truncate-left": slice(-max_length, None),
         "truncate-right": slice(max_length),
     }[too_long]
-    return TokenizedChat(token_ids=chat.token_ids[kept], trained=chat.trained[kept])
+    shorter = TokenizedChat(token_ids=row.token_ids[kept], trained=row.trained[kept])
+    # Nothing predicts a sequence's first token, so it is never trained.
+    return shorter if any(shorter.trained[1:]) else None
 
 
 def _example(chat: TokenizedChat) -> Example:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from algorithms.data.chat import ChatFormat
+from algorithms.data.chat import ChatFormat, Part
 from algorithms.protocols import Completion, Sampling
 
 
@@ -34,7 +34,8 @@ class ScriptedPolicy:
 
     def _write(self, text: str, prompt_length: int) -> Completion:
         cut = text.endswith("...")
-        ids = self._chat._encode_answer(text.removesuffix("..."))
+        written = Part(text=text.removesuffix("..."), trained=True, follows_turn=False)
+        ids = self._chat.tokenize([[written]])[0].token_ids
         ids = ids if cut else [*ids, self._chat.end_of_turn_id]
         return Completion(
             token_ids=ids,

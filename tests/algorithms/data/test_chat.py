@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from algorithms.data.alpaca import alpaca_to_messages
 from algorithms.data.chat import ChatFormat, TokenizedChat
-from algorithms.data.rows import parse_conversation
+from algorithms.data.rows import Conversation, parse_conversation
 
 QUESTION = {"role": "user", "content": "What is 58 + 26?"}
 CALL = {
@@ -37,13 +37,18 @@ def _trained_texts(chat: ChatFormat, tokens: TokenizedChat) -> list[str]:
     return [chat.text(ids) for on, ids in runs if on]
 
 
-def _row(*messages: dict[str, Any], **fields: Any) -> Any:
+def _tokenize(chat: ChatFormat, conversation: Conversation) -> TokenizedChat:
+    (tokens,) = chat.tokenize([chat.split(conversation)])
+    return tokens
+
+
+def _row(*messages: dict[str, Any], **fields: Any) -> Conversation:
     return parse_conversation({"messages": list(messages), **fields})
 
 
 def test_b01_the_mask_is_the_answer_and_the_end_of_turn(chatml: PreTrainedTokenizerFast) -> None:
     chat = ChatFormat(chatml)
-    tokens = chat.tokenize(_row(QUESTION, ANSWER))
+    tokens = _tokenize(chat, _row(QUESTION, ANSWER))
     assert chat.text(tokens.token_ids) == (
         "<|im_start|>user\nWhat is 58 + 26?<|im_end|>\n<|im_start|>assistant\nIt is 84.<|im_end|>\n"
     )
@@ -53,20 +58,20 @@ def test_b01_the_mask_is_the_answer_and_the_end_of_turn(chatml: PreTrainedTokeni
 def test_b01_several_turns_with_a_tool(chatml: PreTrainedTokenizerFast) -> None:
     chat = ChatFormat(chatml)
     system = {"role": "system", "content": "Be right."}
-    tokens = chat.tokenize(_row(system, QUESTION, CALL, RESULT, ANSWER, tools=TOOLS))
+    tokens = _tokenize(chat, _row(system, QUESTION, CALL, RESULT, ANSWER, tools=TOOLS))
     assert _trained_texts(chat, tokens) == [CALL_TEXT + "<|im_end|>", "It is 84.<|im_end|>"]
     assert '{"type": "function"' in chat.text(tokens.token_ids)
 
 
 def test_a_turn_of_weight_zero_is_not_trained(chatml: PreTrainedTokenizerFast) -> None:
     chat = ChatFormat(chatml)
-    tokens = chat.tokenize(_row(QUESTION, {**ANSWER, "weight": 0}, QUESTION, ANSWER))
+    tokens = _tokenize(chat, _row(QUESTION, {**ANSWER, "weight": 0}, QUESTION, ANSWER))
     assert _trained_texts(chat, tokens) == ["It is 84.<|im_end|>"]
 
 
 def test_b01_b03_headers_and_one_bos(headers: PreTrainedTokenizerFast) -> None:
     chat = ChatFormat(headers)
-    tokens = chat.tokenize(_row(QUESTION, ANSWER))
+    tokens = _tokenize(chat, _row(QUESTION, ANSWER))
     assert headers("x")["input_ids"][0] == headers.bos_token_id  # it would add one
     assert tokens.token_ids.count(headers.bos_token_id) == 1
     assert _trained_texts(chat, tokens) == ["It is 84.<|eot|>"]
@@ -78,7 +83,7 @@ def test_b03_training_and_rollout_meet_the_same_prompt(
 ) -> None:
     chat = ChatFormat(request.getfixturevalue(style))
     prompt = chat.prompt([QUESTION])
-    tokens = chat.tokenize(_row(QUESTION, ANSWER))
+    tokens = _tokenize(chat, _row(QUESTION, ANSWER))
     assert tokens.token_ids[: len(prompt)] == prompt
     assert tokens.trained[: len(prompt) + 1] == [0] * len(prompt) + [1]
 
@@ -93,7 +98,7 @@ def test_an_answer_s_edge_is_never_inside_a_token(
 ) -> None:
     """The template's newline and the answer's own would be one token in the whole text."""
     chat = ChatFormat(request.getfixturevalue(style))
-    tokens = chat.tokenize(_row(QUESTION, {"role": "assistant", "content": content}))
+    tokens = _tokenize(chat, _row(QUESTION, {"role": "assistant", "content": content}))
     assert _trained_texts(chat, tokens) == [content + "<|im_end|>"]
     prompt = chat.prompt([QUESTION])
     assert tokens.token_ids[: len(prompt)] == prompt
@@ -111,7 +116,7 @@ def test_a_tokenizer_that_begins_each_text_with_a_space(words: PreTrainedTokeniz
     chat = ChatFormat(words)
     alone = words.convert_ids_to_tokens(words("It", add_special_tokens=False)["input_ids"])
     assert alone[0].startswith("▁")  # the premise
-    tokens = chat.tokenize(_row(QUESTION, ANSWER, QUESTION, ANSWER))
+    tokens = _tokenize(chat, _row(QUESTION, ANSWER, QUESTION, ANSWER))
     assert _trained_texts(chat, tokens) == ["It is 84.<|im_end|>"] * 2
     rendered = words.apply_chat_template([QUESTION, ANSWER, QUESTION, ANSWER], tokenize=False)
     assert tokens.token_ids == words(rendered, add_special_tokens=False)["input_ids"]
@@ -127,7 +132,7 @@ def test_b05_an_observation_is_what_the_whole_rendering_has_there(
     assert chat.text(observation) == ("\n<|im_start|>tool\n84<|im_end|>\n<|im_start|>assistant\n")
     played += observation
     played += chatml("It is 84.<|im_end|>", add_special_tokens=False)["input_ids"]
-    whole = chat.tokenize(_row(QUESTION, CALL, RESULT, ANSWER, tools=TOOLS)).token_ids
+    whole = _tokenize(chat, _row(QUESTION, CALL, RESULT, ANSWER, tools=TOOLS)).token_ids
     newline = chatml("\n", add_special_tokens=False)["input_ids"]
     assert played + newline == whole
     rendered = chatml.apply_chat_template(
@@ -166,9 +171,9 @@ def test_b01_a_template_that_rewrites_history_is_refused(chatml: PreTrainedToken
     counting = "{{- messages | length }}" + chatml.chat_template
     chat_template = counting.replace("{{- messages | length }}", "{{- messages | length // 3 }}")
     chat = ChatFormat(_with_template(chatml, chat_template))
-    assert chat.tokenize(_row(QUESTION, ANSWER)).trained
+    assert _tokenize(chat, _row(QUESTION, ANSWER)).trained
     with pytest.raises(ValueError, match=r"renders what precedes messages\[1\] differently"):
-        chat.tokenize(_row(QUESTION, ANSWER, QUESTION, ANSWER))
+        _tokenize(chat, _row(QUESTION, ANSWER, QUESTION, ANSWER))
     with pytest.raises(ValueError, match=r"renders what precedes messages\[1\] differently"):
         chat.observation([QUESTION, CALL, RESULT], 1)
 
@@ -184,7 +189,7 @@ def test_a_template_that_drops_old_reasoning_still_trains_what_it_shows(
     )
     chat = ChatFormat(_with_template(chatml, dropping))
     thinking = {"role": "assistant", "content": "<think>hm</think>It is 84."}
-    tokens = chat.tokenize(_row(QUESTION, thinking, QUESTION, thinking))
+    tokens = _tokenize(chat, _row(QUESTION, thinking, QUESTION, thinking))
     assert _trained_texts(chat, tokens) == [
         "It is 84.<|im_end|>",
         "<think>hm</think>It is 84.<|im_end|>",
@@ -199,25 +204,25 @@ def test_a_message_that_ends_otherwise_is_refused(chatml: PreTrainedTokenizerFas
         "    {%- elif message.role == 'tool' %}",
     )
     chat = ChatFormat(_with_template(chatml, other_end))
-    assert chat.tokenize(_row(QUESTION, ANSWER)).trained
+    assert _tokenize(chat, _row(QUESTION, ANSWER)).trained
     with pytest.raises(ValueError, match=r"does not end messages\[1\] with '<\|im_end\|>'"):
-        chat.tokenize(_row(QUESTION, CALL, RESULT, ANSWER))
+        _tokenize(chat, _row(QUESTION, CALL, RESULT, ANSWER))
 
 
 def test_an_answer_that_contains_the_end_of_turn_is_refused(
     chatml: PreTrainedTokenizerFast,
 ) -> None:
     with pytest.raises(ValueError, match=r"messages\[1\] contains '<\|im_end\|>'"):
-        ChatFormat(chatml).tokenize(
-            _row(QUESTION, {"role": "assistant", "content": "a<|im_end|>b"})
+        _tokenize(
+            ChatFormat(chatml), _row(QUESTION, {"role": "assistant", "content": "a<|im_end|>b"})
         )
 
 
 def test_an_answer_to_nothing_is_refused(chatml: PreTrainedTokenizerFast) -> None:
     chat = ChatFormat(chatml)
     with pytest.raises(ValueError, match=r"messages\[0\] is the assistant's"):
-        chat.tokenize(_row(ANSWER, QUESTION, ANSWER))
-    tokens = chat.tokenize(_row({**ANSWER, "weight": 0}, QUESTION, ANSWER))
+        _tokenize(chat, _row(ANSWER, QUESTION, ANSWER))
+    tokens = _tokenize(chat, _row({**ANSWER, "weight": 0}, QUESTION, ANSWER))
     assert _trained_texts(chat, tokens) == ["It is 84.<|im_end|>"]
 
 
@@ -225,7 +230,7 @@ def test_a_template_may_refuse_messages(chatml: PreTrainedTokenizerFast) -> None
     refusing = "{%- if messages | length > 2 %}{{ raise_exception('too many') }}{%- endif %}"
     chat = ChatFormat(_with_template(chatml, refusing + chatml.chat_template))
     with pytest.raises(ValueError, match="refuses the messages: too many"):
-        chat.tokenize(_row(QUESTION, ANSWER, QUESTION, ANSWER))
+        _tokenize(chat, _row(QUESTION, ANSWER, QUESTION, ANSWER))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +256,7 @@ def test_real_rows_train_the_answers_and_nothing_else(
     chat = ChatFormat(request.getfixturevalue(style))
     rows = json.loads((llamafactory / name).read_text(encoding="utf-8"))
     for row in rows:
-        tokens = chat.tokenize(parse_conversation(alpaca_to_messages(row)))
+        tokens = _tokenize(chat, parse_conversation(alpaca_to_messages(row)))
         answer = row["output"].strip() if style == "headers" else row["output"]
         assert _trained_texts(chat, tokens) == [answer + chat.end_of_turn]
         assert tokens.trained[0] == 0
