@@ -22,6 +22,9 @@ from megatron_backend.models.config import ModelConfig
 from megatron_backend.weight_sync.groups import generation_groups
 from megatron_backend.weight_sync.reshard import WeightSync
 
+# Of the GPU memory that is free when the copy is built; training needs the rest for activations.
+_CACHE_SHARE = 0.25
+
 
 class GenerationRank:
     """One rank's generation copy. Every rank of the run must make one.
@@ -40,7 +43,7 @@ class GenerationRank:
         weight_version: of its weights; None before the first sync.
 
     Raises:
-        ValueError: the layout does not divide the model.
+        ValueError: the layout does not divide the model, or the dtype is not bfloat16 on CUDA.
     """
 
     def __init__(
@@ -69,12 +72,7 @@ class GenerationRank:
             padded_vocab=padded_vocab,
         )
         self.model.eval().requires_grad_(False)
-        self._engine: GenerationEngine = CpuEngine(
-            self.model,
-            vocabulary_size=config.vocab_size,
-            stop_token_ids=stop_token_ids,
-            max_length=max_length,
-        )
+        self._engine = _engine(self.model, config, stop_token_ids, max_length, dtype)
         self._sync: WeightSync | None = None
 
     def sync(self, train_model: GPTModel, version: int) -> None:
@@ -107,3 +105,34 @@ class GenerationRank:
         if self.weight_version is None:
             raise RuntimeError("the generation copy has no weights yet: call sync first")
         return self._engine.generate(prompts, indices, sampling, weight_version=self.weight_version)
+
+
+def _engine(
+    model: GPTModel,
+    config: ModelConfig,
+    stop_token_ids: Sequence[int],
+    max_length: int,
+    dtype: torch.dtype,
+) -> GenerationEngine:
+    """Megatron's dynamic engine on CUDA, ours on the CPU."""
+    if not torch.cuda.is_available():
+        return CpuEngine(
+            model,
+            vocabulary_size=config.vocab_size,
+            stop_token_ids=stop_token_ids,
+            max_length=max_length,
+        )
+    if dtype != torch.bfloat16:
+        raise ValueError(
+            "generation on CUDA needs `precision.dtype` bf16: its attention kernels know no fp32"
+        )
+    from megatron_backend.generation.dynamic_engine import DynamicEngine
+
+    free, _ = torch.cuda.mem_get_info()
+    return DynamicEngine(
+        model,
+        vocabulary_size=config.vocab_size,
+        stop_token_ids=stop_token_ids,
+        max_length=max_length,
+        memory_bytes=int(free * _CACHE_SHARE),
+    )
