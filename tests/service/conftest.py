@@ -30,9 +30,8 @@ def new_service(
     started: list[RunningService] = []
 
     def start(**options: Any) -> RunningService:
-        service = start_service(
-            tmp_path / "data", model_root=model_root, catalogue=catalogue, **options
-        )
+        defaults = {"model_root": model_root, "catalogue": catalogue}
+        service = start_service(tmp_path / "data", **defaults | options)
         started.append(service)
         return service
 

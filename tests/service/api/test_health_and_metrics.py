@@ -1,0 +1,117 @@
+"""Health, and the metrics' promises: H01 (bounded series), H03 (there before the first time)."""
+
+import secrets
+from collections.abc import Callable
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.app import api_routes
+from service.catalogue import Catalogue, CatalogueUnavailable
+from service.jobs import JobState
+from service.spec import Reason
+from tests.service.running_service import RunningService
+
+NewService = Callable[..., RunningService]
+
+
+def samples(service: RunningService) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = service.anonymous.get("/metrics").text
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_h01_random_paths_names_and_methods_make_no_series(new_service: NewService) -> None:
+    service = new_service()
+    warm_up = ["/v1/jobs/x", "/v1/jobs/x/events", "/random", "/metrics"]
+    for path in warm_up:
+        service.http.get(path)
+    service.http.request("BREW", "/v1/jobs")
+    before = samples(service).keys()
+    for _ in range(15):
+        name = secrets.token_hex(8)
+        service.store_job(f"j{name}")
+        for path in (f"/{name}", f"/v1/{name}/x", f"/v1/jobs/{name}", f"/v1/jobs/{name}/events"):
+            assert service.http.get(path).status_code == 404
+        service.http.request(name.upper(), "/v1/jobs")
+    after = samples(service)
+    assert after.keys() == before
+    key = (("method", "GET"), ("route", "unmatched"), ("status", "4xx"))
+    assert after["planish_http_requests_total", key] >= 30
+
+
+def test_h03_counters_are_there_before_the_first_time(new_service: NewService) -> None:
+    found = samples(new_service())
+    for state in ("SUCCEEDED", "FAILED", "CANCELLED"):
+        assert found["planish_jobs_finished_total", (("state", state),)] == 0
+    for reason in Reason:
+        assert found["planish_attempts_failed_total", (("reason", reason),)] == 0
+    for state in JobState:
+        assert found["planish_jobs", (("state", state),)] == 0
+    for route in api_routes():
+        for method in route.methods or ():
+            labels = (("method", method), ("route", route.path), ("status", "5xx"))
+            assert found["planish_http_requests_total", labels] == 0
+    assert found["planish_queue_oldest_seconds", ()] == 0
+    assert found["planish_reconcile_lag_seconds", ()] < 30
+
+
+def test_jobs_and_attempts_are_counted(new_service: NewService) -> None:
+    service = new_service(behaviours=("fail=USER_ERROR",), capacity=1)
+    job = service.submit()["id"]
+    service.wait_for(job, JobState.FAILED)
+    found = samples(service)
+    assert found["planish_jobs", (("state", "FAILED"),)] == 1
+    assert found["planish_jobs_finished_total", (("state", "FAILED"),)] == 1
+    assert found["planish_attempts_failed_total", (("reason", "USER_ERROR"),)] == 1
+
+
+def test_the_age_of_the_queue_is_shown(service: RunningService) -> None:
+    service.store_job()
+    assert samples(service)["planish_queue_oldest_seconds", ()] > 0
+
+
+def test_a_service_is_live_at_once_and_ready_when_environments_are_known(
+    service: RunningService, catalogue: Catalogue
+) -> None:
+    catalogue.environments()
+    assert service.anonymous.get("/healthz").json() == {"status": "ok"}
+    answer = service.anonymous.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
+def test_what_is_not_ready_is_named(new_service: NewService) -> None:
+    service = new_service()
+    service.context.reconciler.stop()
+    answer = service.anonymous.get("/readyz")
+    assert answer.status_code == 503
+    assert "reconciler" in {error["field"] for error in answer.json()["errors"]}
+
+
+def test_environments_that_cannot_be_asked_are_a_503(new_service: NewService) -> None:
+    hopeless = Catalogue(timeout_seconds=0.001)
+    with pytest.raises(CatalogueUnavailable, match="took more than"):
+        hopeless.environments()
+    service = new_service(catalogue=hopeless)
+    assert service.http.get("/v1/environments").status_code == 503
+    answer = service.anonymous.get("/readyz")
+    assert "took more than" in answer.json()["detail"]
+    assert service.submit()["state"] == "PENDING"  # an offline job needs no environment
+
+
+def test_what_is_installed_is_listed(service: RunningService) -> None:
+    algorithms = service.http.get("/v1/algorithms").json()["data"]
+    assert {a["type"]: a["online"] for a in algorithms}.items() >= {
+        "grpo": True,
+        "sft": False,
+    }.items()
+    for algorithm in algorithms:
+        assert algorithm["json_schema"]["properties"]["type"]["const"] == algorithm["type"]
+    environments = service.http.get("/v1/environments").json()["data"]
+    by_id = {environment["id"]: environment for environment in environments}
+    calculator = by_id["tools/calculator"]
+    assert calculator["tools"][0]["function"]["name"] == "calculator"
+    assert calculator["config_schema"]["properties"]["questions"]
