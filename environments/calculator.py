@@ -12,7 +12,15 @@ from pydantic import BaseModel
 from environments import registry
 from environments.config import EnvironmentConfig, InvalidConfig, Problem, Questions, parse_config
 from environments.expressions import MAX_CHARACTERS, ExpressionError, calculate
-from environments.protocol import AssistantTurn, Env, EnvironmentType, Item, Message, StepResult
+from environments.protocol import (
+    AssistantTurn,
+    Env,
+    EnvironmentType,
+    Item,
+    Message,
+    StepResult,
+    ToolCall,
+)
 from environments.registry import Entry, UnknownEnvironment, UnknownVersion
 
 MAX_CALLS_PER_TURN = 8
@@ -61,7 +69,10 @@ class CalculatorType:
     def items(self, config: BaseModel, *, seed: int, count: int) -> Sequence[Item]:
         """The inner environment's items, each with its key there beside it."""
         inner, inner_config = _inner(config)
-        items = inner.items(inner_config, seed=seed, count=count)
+        try:
+            items = inner.items(inner_config, seed=seed, count=count)
+        except InvalidConfig as error:
+            raise error.under("questions", "config") from error
         return [{**item, _KEY: inner.key(item)} for item in items]
 
     def key(self, item: Item) -> str:
@@ -137,26 +148,26 @@ def run_calculator(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _answer_calls(turn: AssistantTurn) -> tuple[list[Message], int]:
-    """A tool message for each call and for each malformed one, and how many hold an error."""
-    messages: list[Message] = []
-    errors = 0
-    for position, call in enumerate(turn.tool_calls):
-        try:
-            if position >= MAX_CALLS_PER_TURN:
-                raise ExpressionError(f"more than {MAX_CALLS_PER_TURN} calls in one turn")
-            content = run_calculator(call.name, call.arguments)
-        except ExpressionError as error:
-            content = f"error: {error}"
-            errors += 1
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-        if position >= MAX_CALLS_PER_TURN:
-            break
-    malformed = turn.tool_call_errors[:MAX_CALLS_PER_TURN]
-    messages += [
-        {"role": "tool", "tool_call_id": f"malformed_{position}", "content": f"error: {message}"}
-        for position, message in enumerate(malformed)
-    ]
-    return messages, errors + len(turn.tool_call_errors)
+    """A tool message for each call and for each malformed one, and how many were in error."""
+    answered = [(call.id, *_answer(call)) for call in turn.tool_calls[:MAX_CALLS_PER_TURN]]
+    malformed = enumerate(turn.tool_call_errors[:MAX_CALLS_PER_TURN])
+    answered += [(f"malformed_{position}", f"error: {text}", True) for position, text in malformed]
+    errors = sum(wrong for _, _, wrong in answered)
+    for unread in (turn.tool_calls, turn.tool_call_errors):
+        errors += max(0, len(unread) - MAX_CALLS_PER_TURN)
+    if len(turn.tool_calls) > MAX_CALLS_PER_TURN:
+        first = turn.tool_calls[MAX_CALLS_PER_TURN].id
+        answered.append((first, f"error: more than {MAX_CALLS_PER_TURN} calls in one turn", True))
+    messages = [{"role": "tool", "tool_call_id": id, "content": text} for id, text, _ in answered]
+    return messages, errors
+
+
+def _answer(call: ToolCall) -> tuple[str, bool]:
+    """What the tool says to a call, and whether that is an error."""
+    try:
+        return run_calculator(call.name, call.arguments), False
+    except ExpressionError as error:
+        return f"error: {error}", True
 
 
 def _counts(calls: int, errors: int) -> dict[str, float]:

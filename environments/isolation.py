@@ -31,6 +31,7 @@ _QUEUE_SECONDS = 0.1
 _GRACE_SECONDS = 0.5
 """A worker dies by its own timer, but a machine may be too busy to fork it, or to let it die."""
 _START_SECONDS = 120.0
+_END_SECONDS = 10.0
 
 
 class IsolationError(Exception):
@@ -106,7 +107,7 @@ class Isolation:
                 self._control.close()
                 self._control = None
             if self._server is not None:
-                self._server.wait()
+                _end(self._server)
                 self._server = None
 
     def _idle_worker(self) -> socket.socket | None:
@@ -146,8 +147,7 @@ class Isolation:
             with theirs:
                 self._server = _start_server(theirs, self._module)
             if _receive(self._control, _START_SECONDS) is None:
-                self._server.kill()
-                self._server.wait()
+                _end(self._server)
                 message = f"no process came up for {self._module}; its error is on standard error"
                 raise WorkerDied(message)
 
@@ -177,6 +177,15 @@ def _start_server(control: socket.socket, module: str) -> subprocess.Popen[bytes
             "OPENBLAS_NUM_THREADS": "1",
         },
     )
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Waits for a process that should end by itself, such as one that tells its error."""
+    try:
+        server.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def _exchange(connection: socket.socket, request: bytes, seconds: float) -> Any | None:
