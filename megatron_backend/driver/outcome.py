@@ -11,6 +11,7 @@ from megatron_backend.checkpoint.durable import replace_text
 from megatron_backend.driver.job import BadJobFolder
 from megatron_backend.workers.errors import (
     NoRoom,
+    RayUnavailable,
     WorkerLost,
     WorkerOutOfMemory,
     WorkerPreempted,
@@ -54,7 +55,7 @@ def reason_of(error: BaseException) -> Reason | None:
     match error:
         case JobFailure():
             return error.reason
-        case Stopped() | KeyboardInterrupt() | SystemExit():
+        case Stopped() | KeyboardInterrupt():
             return Reason.CANCELLED
         case WorkerOutOfMemory() | MemoryError() | torch.OutOfMemoryError():
             return Reason.OUT_OF_MEMORY
@@ -62,7 +63,7 @@ def reason_of(error: BaseException) -> Reason | None:
             return Reason.PREEMPTED
         case WorkerLost():
             return Reason.WORKER_LOST
-        case NoRoom() | BadJobFolder():
+        case NoRoom() | RayUnavailable() | BadJobFolder():
             return Reason.LAUNCH_FAILED
         case torch.distributed.DistNetworkError():
             # Another rank's machine, or the network between them, went away.

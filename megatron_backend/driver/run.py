@@ -34,7 +34,8 @@ def run_attempt(folder: Path, attempt: int) -> int:
     Returns:
         The driver's exit code.
     """
-    signal.signal(signal.SIGTERM, _stop)
+    stop = _StopSignal()
+    stop.install()
     attempt_folder = folder / "attempts" / str(attempt)
     attempt_folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(attempt_folder / "driver.lock", wait_seconds=10):
@@ -44,20 +45,38 @@ def run_attempt(folder: Path, attempt: int) -> int:
             log.info("attempt %d has ended before: %s", attempt, outcome.status)
             return SUCCEEDED if outcome.status == "succeeded" else FAILED
         fence = Fence(folder, attempt)
-        ending = _Ending(fence, attempt_folder)
+        ending = _Ending(fence, attempt_folder, stop)
         with ending:
             fence.take()
-            _run(open_job(folder, attempt), fence)
+            _run(open_job(folder, attempt), fence, stop)
         return ending.exit_code
+
+
+class _StopSignal:
+    """What SIGTERM does: it raises `Stopped` in the main thread, wherever that is.
+
+    Ray turns an exception that comes up inside one of its calls into a SystemError, and its own
+    handler, in place while it starts, exits. So that the signal came is also remembered here.
+    """
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def install(self) -> None:
+        """Takes SIGTERM over."""
+        signal.signal(signal.SIGTERM, self._receive)
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        self.received = True
+        raise Stopped("stopped by SIGTERM")
 
 
 class _Ending:
     """Turns whatever ends the block into an outcome and an exit code."""
 
-    def __init__(self, fence: Fence, attempt_folder: Path) -> None:
+    def __init__(self, fence: Fence, attempt_folder: Path, stop: _StopSignal) -> None:
         self.exit_code = SUCCEEDED
-        self._fence = fence
-        self._attempt_folder = attempt_folder
+        self._fence, self._attempt_folder, self._stop = fence, attempt_folder, stop
 
     def __enter__(self) -> Self:
         return self
@@ -69,6 +88,8 @@ class _Ending:
         _traceback: TracebackType | None,
     ) -> bool:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
+        if error is not None and (self._stop.received or isinstance(error, SystemExit)):
+            error = Stopped("stopped by SIGTERM")
         stale = error if isinstance(error, StaleAttempt) else self._stale()
         if stale is not None:
             log.error("%s", stale)
@@ -90,7 +111,7 @@ class _Ending:
         return None
 
 
-def _run(job: Job, fence: Fence) -> None:
+def _run(job: Job, fence: Fence, stop: _StopSignal) -> None:
     recorder = SpoolRecorder(job.folder, job_id=job.context.job_id, attempt=job.attempt)
     try:
         store = CheckpointStore(job.folder, fence)
@@ -102,8 +123,7 @@ def _run(job: Job, fence: Fence) -> None:
         from megatron_backend.driver.ranks import open_ranks
 
         with open_ranks(job) as ranks:
-            # Ray has put its own handler there, which would end the driver without an outcome.
-            signal.signal(signal.SIGTERM, _stop)
+            stop.install()  # Ray has put its own handler there
             ranks.load_model()
             _record_start(job, newest, recorder)
             workers = Workers(
@@ -128,7 +148,3 @@ def _record_start(job: Job, newest: Published | None, recorder: SpoolRecorder) -
             "device": "cuda" if job.gpu else "cpu",
         },
     )
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise Stopped("stopped by SIGTERM")

@@ -5,6 +5,10 @@ class NoRoom(Exception):
     """The cluster has no place for the ranks."""
 
 
+class RayUnavailable(Exception):
+    """Ray did not start, or could not be reached."""
+
+
 class WorkerLost(Exception):
     """A rank's process died; the others cannot go on without it.
 

@@ -12,6 +12,9 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from megatron_backend.workers.errors import RayUnavailable
 
 RECONNECT_SECONDS = 5
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
@@ -53,20 +56,25 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
     Args:
         ranks: how many processes will run in it.
         gpus: of this machine, for the case that the driver starts its own Ray.
+
+    Raises:
+        RayUnavailable: Ray did not start, or could not be reached.
     """
     import ray
 
+    options: dict[str, Any] = {"configure_logging": False}
     if _own_cluster():
-        ray.init(
-            address="local",
-            num_cpus=ranks,
-            num_gpus=gpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            configure_logging=False,
-        )
-    else:
-        ray.init(configure_logging=False)
+        options |= {
+            "address": "local",
+            "num_cpus": ranks,
+            "num_gpus": gpus,
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+        }
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray raises a bare Exception where it is too slow to start
+        raise RayUnavailable(f"Ray did not start: {error}") from error
     try:
         yield
     finally:
