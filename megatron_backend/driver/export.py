@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from algorithms.errors import JobFailure
 from megatron_backend.checkpoint.durable import fsync_tree, move
@@ -56,23 +57,15 @@ def export(
 
 
 def _check(job: Job, group: "WorkerGroup", folder: Path) -> float:
-    """Largest difference between the logits of transformers and of Megatron on a few tokens."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    """Compares the exported model with the ranks' on a few random tokens."""
     spec = job.context.spec
-    vocab_size = int(job.context.model.config["vocab_size"])
     tokens = torch.randint(
-        vocab_size,
+        int(job.context.model.config["vocab_size"]),
         (PROBE_ROWS, min(PROBE_LENGTH, spec.training.max_length)),
         generator=torch.Generator().manual_seed(spec.training.seed),
     )
     (ours,) = [torch.tensor(part) for part in group.call("logits", tokens) if part is not None]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
-    with torch.no_grad():
-        theirs = model.eval()(tokens).logits.float()
-    difference = float((ours - theirs).abs().max())
+    difference = largest_difference(folder, tokens, ours)
     limit = TOLERANCE[spec.precision.dtype]
     if math.isnan(difference) or difference > limit:
         raise JobFailure(
@@ -82,3 +75,21 @@ def _check(job: Job, group: "WorkerGroup", folder: Path) -> float:
             "checkpoint is intact. Set `checkpoint.verify_export` to false to export all the same",
         )
     return difference
+
+
+def largest_difference(folder: Path, tokens: Tensor, logits: Tensor) -> float:
+    """Of a logit, between an exported model under transformers and the given ones.
+
+    Args:
+        folder: the exported model.
+        tokens: [B, T] int64.
+        logits: [B, T, V] float32.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
+    with torch.no_grad():
+        theirs = model.eval()(tokens).logits.float()
+    return float((logits - theirs).abs().max())
