@@ -29,7 +29,7 @@ from algorithms.data.rows import Conversation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-RENDERINGS_KEPT = 512
+TEXTS_KEPT = 512
 
 type Messages = Sequence[Mapping[str, Any]]
 type Tools = Sequence[Mapping[str, Any]]
@@ -65,7 +65,9 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template; put one in tokenizer_config.json")
         self._tokenizer = tokenizer
-        self._render_json = lru_cache(maxsize=RENDERINGS_KEPT)(self._render_uncached)
+        # A group's episodes share most of their texts.
+        self._render_json = lru_cache(maxsize=TEXTS_KEPT)(self._render_uncached)
+        self._encode = lru_cache(maxsize=TEXTS_KEPT)(self._encode_uncached)
         self._special = {
             index: str(token)
             for index, token in tokenizer.added_tokens_decoder.items()
@@ -78,7 +80,7 @@ class ChatFormat:
 
     def prompt(self, messages: Messages, tools: Tools = ()) -> list[int]:
         """Ids of the rendered messages, up to where the assistant goes on."""
-        return self._encode(self._render(messages, tools, generation_prompt=True))
+        return list(self._encode(self._render(messages, tools, generation_prompt=True)))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What the ids say, special tokens included."""
@@ -150,12 +152,10 @@ class ChatFormat:
         messages = [*messages[:answer], _stand_in(messages[answer]), *messages[answer + 1 :]]
         text = self._render(messages, tools, generation_prompt=True)
         _, end = self._answer_span(text, messages, answer, tools)
-        said = Part(text=text[end:], trained=False, follows_turn=True)
-        (ids,) = self._encode_parts([said])
-        return ids if closed else [self.end_of_turn_id, *ids]
+        ids = self._encode(self.end_of_turn + text[end:])
+        return list(ids[1:] if closed else ids)
 
     def _render(self, messages: Messages, tools: Tools, *, generation_prompt: bool = False) -> str:
-        """The template's text. A group's episodes share most of theirs, so the last are kept."""
         return self._render_json(json.dumps([list(messages), list(tools)]), generation_prompt)
 
     def _render_uncached(self, messages_and_tools: str, generation_prompt: bool) -> str:
@@ -171,9 +171,8 @@ class ChatFormat:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
         return rendered
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+    def _encode_uncached(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _answer_span(
         self, text: str, messages: Messages, index: int, tools: Tools
