@@ -30,7 +30,7 @@ class Timing:
     """How long things may take, in seconds."""
 
     sweep: float = 0.5
-    """Pause between two looks at all jobs; changes in this process are seen at once."""
+    """Pause between two looks at all jobs; a wish in this process is seen at once."""
     lease: float = 15.0
     """A claim of a reconciler that was killed is void after this."""
     grace: float = 20.0

@@ -85,7 +85,7 @@ class Reconciler:
 
     def run(self) -> None:
         """Runs in the calling thread until `stop`."""
-        unsubscribe = self._store.changes.subscribe(self._rung.put)
+        unsubscribe = self._store.wishes.subscribe(self._rung.put)
         try:
             while not self._stopping.is_set():
                 self._round()
@@ -111,7 +111,7 @@ class Reconciler:
             self._stopping.wait(_AFTER_FAULT_SECONDS)
 
     def _wait(self) -> None:
-        """Until the next round, looks at jobs that have changed, and at no others."""
+        """Until the next round, looks at jobs that users made or cancelled."""
         until = time.monotonic() + self._pause()
         while not self._stopping.is_set() and time.monotonic() < until:
             try:

@@ -37,9 +37,10 @@ class Idempotency:
 class Jobs:
     """The jobs of the service."""
 
-    def __init__(self, database: Database, changes: Changes) -> None:
+    def __init__(self, database: Database, changes: Changes, wishes: Changes) -> None:
         self._database = database
         self._changes = changes
+        self._wishes = wishes
 
     def create(
         self,
@@ -69,6 +70,7 @@ class Jobs:
             # On PostgreSQL two of the same request get this far together. The first is stored now.
             job, created = self._create(context, spec, created_by, idempotency)
         if created:
+            self._wishes.ring(job.id)
             self._changes.ring(job.id)
         return job, created
 
@@ -174,6 +176,7 @@ class Jobs:
             locked = LockedJob(connection, job_id)
             if not locked.job.state.terminal and locked.job.wish is not Wish.CANCEL:
                 locked.update(wish=Wish.CANCEL, updated_at=time.time())
+        self._wishes.ring(job_id)
         self._changes.ring(job_id)
         return locked.job
 

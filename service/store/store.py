@@ -19,6 +19,9 @@ class Store:
 
     database: Database
     changes: Changes
+    """Rings for every change of a job, its events among them."""
+    wishes: Changes
+    """Rings for what the reconciler must act on: a new job, a cancellation."""
     jobs: Jobs
     attempts: Attempts
     claims: Claims
@@ -31,11 +34,12 @@ class Store:
         """Connects, brings the schema up to date, and returns the repositories."""
         database = Database(url)
         migrate(database)
-        changes = Changes()
+        changes, wishes = Changes(), Changes()
         return cls(
             database=database,
             changes=changes,
-            jobs=Jobs(database, changes),
+            wishes=wishes,
+            jobs=Jobs(database, changes, wishes),
             attempts=Attempts(database, changes),
             claims=Claims(database),
             events=Events(database, changes),

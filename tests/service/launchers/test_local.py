@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.launchers import LaunchError, LaunchRequest, Observation, Phase
+from service.launchers import LaunchError, LauncherUnavailable, LaunchRequest, Observation, Phase
 from service.launchers.local import LocalLauncher
 
 DRIVER = Path(__file__).with_name("driver.py")
@@ -217,3 +217,26 @@ def test_an_attempt_that_was_shut_out_never_starts(jobs_dir: Path, new_request: 
     seen = local.poll(name)
     assert (seen.phase, seen.leftovers) == (Phase.EXITED, 0)
     assert starts(request) == []
+
+
+def test_a_start_that_takes_too_long_is_found_later_and_not_repeated(
+    jobs_dir: Path, new_request: NewRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = new_request()
+    local = launcher(jobs_dir, "wait")
+    monkeypatch.setattr("service.launchers.local._START_SECONDS", 0.0)
+    with pytest.raises(LauncherUnavailable, match="did not start within 0 s"):
+        local.submit(request)
+    name = local.identify(request.job_id, 1)
+
+    def found() -> bool:
+        try:
+            local.submit(request)
+        except LauncherUnavailable:  # the process is there, and not yet the driver
+            return False
+        return local.poll(name).phase is Phase.RUNNING
+
+    wait_for(found, "it never started")
+    (request.job_dir / "go").touch()
+    wait_until_exited(local, name)
+    assert starts(request) == ["1"]

@@ -266,8 +266,9 @@ def test_g17_a_job_that_has_ended_stays_so_after_a_restart(
 ) -> None:
     job = submit()
     first = serve("events=1", "succeed")
-    ended = wait_for_state(store, job, JobState.SUCCEEDED)
+    wait_for_state(store, job, JobState.SUCCEEDED)
     first.stop()
+    ended = store.jobs.get(job.id)
     outcome = folder_of(job).attempt(1).outcome_path
     outcome.write_text(json.dumps({"attempt": 1, "status": "failed", "reason": "NAN_LOSS"}))
     store.jobs.cancel(job.id)
@@ -346,3 +347,39 @@ def test_g13_a_launcher_that_does_not_answer_changes_no_state(
     wait_until(ended, "it never ends")
     assert moves(store, job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
     assert launcher.polls >= 4
+
+
+def test_a_live_job_without_its_launcher_waits_for_it(
+    store: Store, submit: Submit, serve: Serve, tmp_path: Path, folder_of: FolderOf
+) -> None:
+    job = submit()
+    first = serve("wait", "succeed")
+    wait_for_state(store, job, JobState.RUNNING)
+    first.stop()
+    before = store.jobs.get(job.id)
+    without = Reconciler(store, {}, tmp_path / "jobs", "http://127.0.0.1:1")
+    assert not without.sweep()
+    assert store.jobs.get(job.id) == before
+    serve("wait", "succeed")
+    (folder_of(job).path / "go").touch()
+    wait_for_state(store, job, JobState.SUCCEEDED)
+
+
+def test_a_database_that_is_away_for_a_while_ends_nothing(
+    store: Store, submit: Submit, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.reconciler.reconciler._AFTER_FAULT_SECONDS", 0.01)
+
+    def rename(old: str, new: str) -> None:
+        with store.database.writing() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")
+
+    reconciler = serve("succeed")
+    wait_until(lambda: reconciler.last_sweep_at, "it does not sweep")
+    rename("jobs", "away")
+    before = reconciler.last_sweep_at
+    time.sleep(0.3)
+    rename("away", "jobs")
+    wait_until(lambda: reconciler.last_sweep_at != before, "it does not sweep again")
+    assert reconciler.alive
+    wait_for_state(store, submit(), JobState.SUCCEEDED)

@@ -5,7 +5,7 @@ from sqlalchemy import update
 
 from service.jobs import Job, JobState, Wish
 from service.store import BadCursor, Idempotency, IdempotencyConflict, NotFound, Store, tables
-from tests.service.store.running_jobs import new_job
+from tests.service.store.running_jobs import claim, new_job
 from tests.service.store.sample_jobs import context, document
 
 
@@ -135,9 +135,13 @@ def test_counts_name_every_state(store: Store) -> None:
 
 def test_a_subscriber_hears_of_each_change_until_it_leaves(store: Store) -> None:
     heard: list[str] = []
+    wishes: list[str] = []
     leave = store.changes.subscribe(heard.append)
+    store.wishes.subscribe(wishes.append)
     job = new_job(store)
+    store.jobs.queue(claim(store, job))
     store.jobs.cancel(job.id)
     leave()
     store.jobs.cancel(job.id)
-    assert heard == [job.id, job.id]
+    assert heard == [job.id] * 3
+    assert wishes == [job.id] * 3  # the move was no wish; the second cancellation was
