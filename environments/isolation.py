@@ -204,3 +204,7 @@ def _receive(connection: socket.socket, seconds: float) -> Any | None:
         return read_message(connection)
     except (ConnectionResetError, TimeoutError):
         return None
+
+
+# A fork would share the sockets, and read the answers to its parent's calls.
+os.register_at_fork(after_in_child=isolated.cache_clear)

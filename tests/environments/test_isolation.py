@@ -194,3 +194,23 @@ def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
             break
         time.sleep(0.05)
     assert time.monotonic() < deadline
+
+
+def test_a_fork_has_processes_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "isolated_functions.py").write_text(FUNCTIONS)
+    program = """
+import os
+from environments.isolation import isolated
+ours = isolated("isolated_functions")
+assert ours.call("double", 1, timeout_seconds=10) == 2
+child = os.fork()
+theirs = isolated("isolated_functions")
+assert theirs.call("double", 2, timeout_seconds=10) == 4
+assert (theirs is ours) == (child != 0)
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ours.call("double", 3, timeout_seconds=10) == 6
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)
