@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 class PeakMemory:
