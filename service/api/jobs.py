@@ -24,7 +24,6 @@ from service.catalogue import CatalogueUnavailable
 from service.jobs import ApiKey, JobState, new_job_id
 from service.spec import JobSpec
 from service.store import Idempotency, IdempotencyConflict
-from service.validation.batch import micro_batch_size
 from service.validation.document import read_job_spec
 from service.validation.memory import estimate
 from service.validation.submit import AcceptedJob
@@ -111,7 +110,8 @@ async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
     """Checks a job as a submit does, and shows what it would become. Takes and stores nothing."""
     spec = read_job_spec(await request.body())
     accepted = await run_in_threadpool(_accept, service, spec)
-    micro = micro_batch_size(accepted.spec, accepted.dp)
+    training = accepted.spec.training
+    micro = None if training.micro_batch_size == "auto" else training.micro_batch_size
     shape = accepted.model.shape
     memory = [
         RankMemory(
@@ -130,7 +130,7 @@ async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
         spec=accepted.spec,
         layout=layout_of(accepted.context("job-plan")),
         micro_batch_size=micro,
-        micro_batches=accepted.spec.training.global_batch_size // (accepted.dp * micro),
+        micro_batches=training.global_batch_size // (accepted.dp * micro) if micro else None,
         parameters=shape.parameters,
         memory_per_rank=memory,
     )

@@ -210,10 +210,10 @@ class Plan(Resource):
     spec: JobSpec
     """With all defaults, and with versions and checkpoints pinned."""
     layout: Layout
-    micro_batch_size: int
-    """Sequences of one forward pass on one rank, with `auto` resolved."""
-    micro_batches: int
-    """Forward passes of one rank in one optimizer step."""
+    micro_batch_size: int | None
+    """Sequences of one forward pass on one rank; null where `auto` decides at each step."""
+    micro_batches: int | None
+    """Forward passes of one rank in one optimizer step; null as well."""
     parameters: int
     """Parameters of the model."""
     memory_per_rank: list[RankMemory]

@@ -96,7 +96,8 @@ def read_document(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise BadDocument(f"{path}{where}: {error.problem}") from None
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise BadDocument(f"{path}{where}: {what}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise BadDocument(f"{path}: {error}") from None
     if not isinstance(found, dict):

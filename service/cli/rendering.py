@@ -126,9 +126,12 @@ def print_job(console: Console, job: JobResource) -> None:
 def print_plan(console: Console, plan: Plan) -> None:
     """What a job would become."""
     layout = plan.layout
+    batches = "micro-batches by length"
+    if plan.micro_batch_size is not None:
+        batches = f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} on each rank"
+    cluster = plan.spec.resources.cluster
     console.print(
-        f"{layout_text(layout)}: {layout.world_size} ranks on {plan.spec.resources.cluster}; "
-        f"{plan.micro_batches} micro-batches of {plan.micro_batch_size} on each rank a step"
+        f"{layout_text(layout)}: {layout.world_size} ranks on {cluster}; {batches} a step"
     )
     console.print(f"{plan.parameters:,} parameters")
     table = Table(box=None, pad_edge=False, title="Memory of a rank", title_justify="left")

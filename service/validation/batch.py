@@ -47,12 +47,6 @@ def check_batch(spec: JobSpec, dp: int) -> list[FieldProblem]:
     return problems
 
 
-def micro_batch_size(spec: JobSpec, dp: int) -> int:
-    """Sequences of one forward pass, with `auto` resolved to a rank's whole share."""
-    micro = spec.training.micro_batch_size
-    return spec.training.global_batch_size // dp if micro == "auto" else micro
-
-
 def check_lengths(spec: JobSpec, shape: ModelShape) -> list[FieldProblem]:
     """Whether sequences fit the model, and answers fit sequences."""
     problems = []

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from service.spec import JobSpec
-from service.validation.batch import check_batch, check_lengths, check_schedule, micro_batch_size
+from service.validation.batch import check_batch, check_lengths, check_schedule
 from service.validation.layout import check_layout, check_rollout_world, resolve_dp
 from service.validation.model_shape import ModelShape
 
@@ -130,8 +130,6 @@ def test_batches_that_do_not_divide_are_refused(
 def test_batches_that_divide_are_accepted() -> None:
     fits = spec(training={"global_batch_size": 24, "micro_batch_size": 4, "steps": 1}, online=True)
     assert check_batch(fits, 3) == []
-    assert micro_batch_size(fits, 3) == 4
-    assert micro_batch_size(spec(training={"global_batch_size": 24}), 3) == 8
 
 
 def test_a_sequence_longer_than_the_model_is_refused() -> None:

@@ -219,10 +219,11 @@ def test_a_model_from_a_job_that_is_not_there(service: RunningService) -> None:
 
 def test_a_plan_resolves_everything_and_takes_nothing(service: RunningService) -> None:
     before = service.store.jobs.counts()
-    document = service.job_document(parallel={"tp": 2, "pp": 2, "dp": 2})
+    training = {"max_length": 128, "global_batch_size": 16, "micro_batch_size": 4}
+    document = service.job_document(parallel={"tp": 2, "pp": 2, "dp": 2}, training=training)
     plan = service.http.post("/v1/jobs:plan", json=document).json()
     assert plan["layout"] == {"tp": 2, "pp": 2, "dp": 2, "world_size": 8}
-    assert (plan["micro_batch_size"], plan["micro_batches"]) == (4, 1)
+    assert (plan["micro_batch_size"], plan["micro_batches"]) == (4, 2)
     assert [rank["pp_rank"] for rank in plan["memory_per_rank"]] == [0, 1]
     assert plan["spec"]["optimizer"]["betas"] == [0.9, 0.95]
     assert service.store.jobs.counts() == before

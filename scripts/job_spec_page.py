@@ -1,0 +1,151 @@
+"""Writes docs/job-spec.md from the models of `service.spec`; a test fails where it is stale.
+
+.venv/bin/python scripts/job_spec_page.py
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from service.spec import JobSpec, algorithm_specs
+
+PAGE = Path(__file__).parents[1] / "docs" / "job-spec.md"
+
+INTRODUCTION = """\
+# The job spec
+
+<!-- Written by scripts/job_spec_page.py from service/spec/; change it there. -->
+
+One document describes a job: it is the body of `POST /v1/jobs` (JSON) and the file of
+`planish submit` (YAML). Unknown fields are refused, and everything that can be known to be wrong is
+refused at submit, with the field and what would be right. All fields but those marked **needed**
+have a default. The service stores the document as sent, and beside it the resolved one
+(`resolved_spec` of a job): with all defaults, and with environment versions and checkpoints pinned,
+so that it gives the same job again.
+
+The smallest useful jobs:
+
+```yaml
+name: first-sft
+model: {path: Qwen2.5-0.5B-Instruct}       # a folder under one of the service's model roots
+algorithm: {type: sft}
+data: {train: file-0123456789abcdef}       # from `planish files upload rows.jsonl`
+```
+
+```yaml
+name: first-grpo
+model: {from: "job:first-sft@latest"}
+algorithm: {type: grpo}
+environment: {id: reasoning_gym/chain_sum}
+training: {steps: 100}
+```
+
+## What is checked between fields
+
+- On GPUs, tp x pp x dp is nodes x gpus_per_node; `dp: auto` is what is left, and 1 on the CPU.
+- tp divides the model's attention heads, KV heads and intermediate size; pp divides its layers; the
+  same holds for `rollout.layout.tp` where the job samples, which also divides the number of ranks.
+  The vocabulary is padded, so any tp will do for it.
+- `training.global_batch_size` is a multiple of dp, of dp x micro_batch_size where that is a number,
+  and, for online algorithms, of the group size.
+- `training.max_length` is at most the model's max_position_embeddings, and
+  `rollout.max_new_tokens` leaves room in it for the question.
+- Models are `llama`, `qwen2` or `qwen3`, with safetensors, a fast tokenizer and a chat template, in
+  a folder that lies under a model root once symlinks are resolved.
+- Files exist and were uploaded with the purpose `fine-tune`; environments exist and take their
+  `config`; the cluster is one of the service's launchers.
+
+## Fields
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    parts += _section("", JobSpec)
+    for name, spec in algorithm_specs().items():
+        parts.append(f"### algorithm: {name}\n\n{spec.summary}.\n")
+        parts.append(_table(spec))
+    return "\n".join(parts)
+
+
+def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
+    title = path or "The document"
+    text = " ".join((model.__doc__ or "").split())
+    yield f"### {title}\n\n{text}\n"
+    yield _table(model)
+    for name, info in model.model_fields.items():
+        inner = _model_in(info.annotation)
+        if inner is not None and name != "algorithm":
+            yield from _section(f"{path}.{name}" if path else name, inner)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _table(model: type[BaseModel]) -> str:
+    schema = model.model_json_schema()
+    needed = set(schema.get("required", ()))
+    rows = ["| Field | Type | Default | Meaning |", "|---|---|---|---|"]
+    for name, field in schema["properties"].items():
+        default = "**needed**" if name in needed else _default(field)
+        meaning = " ".join(field.get("description", "").split()).replace("|", "\\|")
+        rows.append(f"| `{name}` | {_type(field, schema)} | {default} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _default(field: dict[str, Any]) -> str:
+    if "additionalProperties" in field:
+        return "`{}`"
+    if "default" not in field or isinstance(field["default"], dict):
+        return "its own defaults"
+    if field["default"] is None:
+        return "null"
+    return f"`{json.dumps(field['default'])}`"
+
+
+def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "$ref" in field:
+        return "object"
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    for union in ("anyOf", "oneOf", "allOf"):
+        if union in field:
+            kinds = [
+                _type(option, schema) for option in field[union] if option.get("type") != "null"
+            ]
+            return " or ".join(dict.fromkeys(kinds))
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'], schema)}"
+    return str(field.get("type", "object")) + _bounds(field)
+
+
+def _bounds(field: dict[str, Any]) -> str:
+    signs = {
+        "minimum": "≥",
+        "exclusiveMinimum": ">",
+        "maximum": "≤",
+        "exclusiveMaximum": "<",
+    }
+    found = [f"{sign} {_number(field[name])}" for name, sign in signs.items() if name in field]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE}\n")
