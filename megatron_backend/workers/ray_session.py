@@ -2,9 +2,13 @@
 
 In a cluster (KubeRay, SLURM) RAY_ADDRESS names the Ray that is already there. Elsewhere the driver
 starts a small one on this machine, for itself alone: a random token guards it, the ranks talk over
-the loopback interface, and its processes end with the driver, even one that is killed. (The raylet
-has the kernel kill it when the driver dies; ranks end when the raylet does. Ray's two agents then
-look for the dead control service for `RECONNECT_SECONDS` before they end too.)
+the loopback interface, and its processes end with the driver, even one that is killed. (The kernel
+kills Ray's own processes when the driver dies; ranks end when the raylet does. Ray's two agents
+notice it within ten seconds, and then look for the dead control service for `RECONNECT_SECONDS`.)
+
+Ray's processes are taken out of the driver's process group. A launcher stops a driver by SIGTERM to
+its group; a Ray that got it too would be gone before the driver has said how it ended, and Ray
+exits a process whose control service does not answer.
 """
 
 import os
@@ -16,7 +20,7 @@ from typing import Any
 
 from megatron_backend.workers.errors import RayUnavailable
 
-RECONNECT_SECONDS = 5
+RECONNECT_SECONDS = 20
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches and answers pass through it; Ray's default would take a third of the memory."""
 
@@ -64,6 +68,7 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
 
     options: dict[str, Any] = {"configure_logging": False}
     if _own_cluster():
+        _separate_process_groups()
         options |= {
             "address": "local",
             "num_cpus": ranks,
@@ -83,3 +88,16 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
 
 def _own_cluster() -> bool:
     return "RAY_ADDRESS" not in os.environ
+
+
+def _separate_process_groups() -> None:
+    """Ray calls this function of its own in each child that it forks, before it executes it."""
+    from ray._private import utils
+
+    die_with_parent = utils.set_kill_on_parent_death_linux
+
+    def in_child() -> None:
+        die_with_parent()
+        os.setpgid(0, 0)
+
+    utils.set_kill_on_parent_death_linux = in_child
