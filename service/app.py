@@ -86,6 +86,8 @@ def create_app(
         finally:
             service.stopping.set()
             registry.unregister(collector)
+            if catalogue is None:
+                service.catalogue.close()
             await run_in_threadpool(service.reconciler.stop)
             service.store.close()
 
@@ -155,6 +157,8 @@ def _warm(catalogue: Catalogue) -> None:
     try:
         catalogue.environments()
     except CatalogueUnavailable as error:
+        if catalogue.closed:
+            return
         # Not fatal: offline jobs need no environment. /readyz tells, and the next use tries again.
         _log.warning("the environments cannot be listed: %s", error)
 
@@ -169,9 +173,16 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         schemas = document["components"]["schemas"]
-        for model in (JobSpec, EventBatch):
+        for model in (JobSpec, EventBatch, problems.Problem):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(schema.pop("$defs", {}))
             schemas[model.__name__] = schema
+        # FastAPI describes its own shape of a 422, which `problems` has replaced.
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = problems.OPENAPI_RESPONSE
         app.openapi_schema = document
     return app.openapi_schema

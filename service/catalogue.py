@@ -6,7 +6,9 @@ it has not seen; both answers are kept, since what is installed does not change 
 runs. A failed call is not kept: the next request tries again.
 """
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 MAX_CHECKS_KEPT = 1024
+# Each call imports libraries for seconds of CPU.
+MAX_CALLS_AT_ONCE = 2
 MAX_STDERR_SHOWN = 2000
 
 
@@ -67,6 +71,10 @@ class Catalogue:
         self.failure: str | None = None
         """Why the list could not be had, the last time that it was asked for."""
         self._checks: OrderedDict[str, _Answer] = OrderedDict()
+        self._slots = threading.BoundedSemaphore(MAX_CALLS_AT_ONCE)
+        self._running: set[subprocess.Popen[str]] = set()
+        self.closed = False
+        """Whether `close` was called."""
 
     @property
     def loaded(self) -> bool:
@@ -111,14 +119,15 @@ class Catalogue:
         """
         reference = {"id": id, "version": version, "max_turns": max_turns, "config": config}
         request = json.dumps(reference, sort_keys=True)
+        key = hashlib.sha256(request.encode()).hexdigest()  # a config may be large
         with self._lock:
-            known = self._checks.get(request)
+            known = self._checks.get(key)
             if known is not None:
-                self._checks.move_to_end(request)
+                self._checks.move_to_end(key)
                 return known.version, known.errors
         answer = self._ask(request)
         with self._lock:
-            self._checks[request] = answer
+            self._checks[key] = answer
             if len(self._checks) > MAX_CHECKS_KEPT:
                 self._checks.popitem(last=False)
         return answer.version, answer.errors
@@ -137,25 +146,41 @@ class Catalogue:
             )
         return answer
 
+    def close(self) -> None:
+        """Ends the calls that are running."""
+        self.closed = True
+        for process in tuple(self._running):
+            process.kill()
+
     def _call(self, command: str, request: str | None) -> tuple[str, int]:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "environments", command],
-                input=request or "",
-                capture_output=True,
-                text=True,
-                encoding="utf-8",
-                timeout=self._timeout_seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
+        with self._slots, _spawn(command) as process:
+            self._running.add(process)
+            try:
+                output, errors = process.communicate(request or "", timeout=self._timeout_seconds)
+            except subprocess.TimeoutExpired as error:
+                process.kill()
+                raise CatalogueUnavailable(
+                    f"`python -m environments {command}` took more than {self._timeout_seconds} s"
+                ) from error
+            finally:
+                self._running.discard(process)
+        code = process.returncode
+        if code not in ((0, 1) if command == "check" else (0,)):
             raise CatalogueUnavailable(
-                f"`python -m environments {command}` took more than {self._timeout_seconds} s"
-            ) from error
-        allowed = (0, 1) if command == "check" else (0,)
-        if done.returncode not in allowed:
-            raise CatalogueUnavailable(
-                f"`python -m environments {command}` ended with {done.returncode}: "
-                f"{done.stderr[-MAX_STDERR_SHOWN:].strip()}"
+                f"`python -m environments {command}` ended with {code}: "
+                f"{errors[-MAX_STDERR_SHOWN:].strip()}"
             )
-        return done.stdout, done.returncode
+        return output, code
+
+
+def _spawn(command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "environments", command],
+        # Whatever the service was told in variables is not for the libraries of environments.
+        env={k: v for k, v in os.environ.items() if not k.startswith("PLANISH_")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )

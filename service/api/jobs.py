@@ -128,7 +128,7 @@ async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
     ]
     return Plan(
         spec=accepted.spec,
-        layout=layout_of(accepted.context("job-plan")),
+        layout=layout_of(accepted.spec.parallel.model_dump(), accepted.dp),
         micro_batch_size=micro,
         micro_batches=training.global_batch_size // (accepted.dp * micro) if micro else None,
         parameters=shape.parameters,

@@ -15,6 +15,10 @@ from service.validation.problems import FieldProblem, InvalidRequest, from_pydan
 
 PROBLEM_JSON = "application/problem+json"
 REQUEST_ID_HEADER = "x-request-id"
+OPENAPI_RESPONSE = {
+    "description": "Anything else is a problem (RFC 9457).",
+    "content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +135,7 @@ def install(app: FastAPI) -> None:
     async def fault(request: Request, _error: Exception) -> Response:
         # The server logs the traceback itself; the answer gives away nothing but the id to find it.
         request_id = request.scope.get("state", {}).get("request_id", "")
-        _log.error("request %s failed: %s %s", request_id, request.method, request.url.path)
+        _log.error("request %s failed: %s %r", request_id, request.method, request.url.path)
         return problem_response(
             request,
             Refusal(

@@ -104,7 +104,7 @@ class JobResource(JobSummary):
 
     spec: dict[str, Any]
     """The document as it was sent."""
-    resolved_spec: JobSpec
+    resolved_spec: dict[str, Any]
     """With all defaults, and with versions and checkpoints pinned: it gives the same job again."""
     attempts: list[AttemptResource]
     """Oldest first."""

@@ -1,5 +1,8 @@
 """Rows of the store as the API shows them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from service.api.resources import (
     AttemptResource,
     EventResource,
@@ -10,31 +13,34 @@ from service.api.resources import (
     Progress,
 )
 from service.jobs import Attempt, Event, File, Job, Wish
-from service.spec import JobContext
 from service.store import Store
 
 _PROGRESS_WINDOW = 256
 
 
-def layout_of(context: JobContext) -> Layout:
-    """The layout of a job."""
-    parallel, dp = context.spec.parallel, context.dp
-    return Layout(tp=parallel.tp, pp=parallel.pp, dp=dp, world_size=parallel.tp * parallel.pp * dp)
+def layout_of(parallel: Mapping[str, Any], dp: int) -> Layout:
+    """The layout of a job, from its resolved `parallel`."""
+    tp, pp = parallel["tp"], parallel["pp"]
+    return Layout(tp=tp, pp=pp, dp=dp, world_size=tp * pp * dp)
 
 
 def job_summary(job: Job) -> JobSummary:
-    """A job in a list."""
-    context = job.context()
+    """A job in a list.
+
+    Read from the stored JSON, not from the parsed spec: a job of an earlier version of the service
+    may no longer parse, and must not take the whole list with it.
+    """
+    spec = job.resolved["spec"]
     return JobSummary(
         id=job.id,
         name=job.name,
-        algorithm=context.spec.algorithm.type,
+        algorithm=spec["algorithm"]["type"],
         cluster=job.cluster,
         state=job.state,
         cancel_requested=job.wish is Wish.CANCEL,
         reason=job.reason,
         message=job.message,
-        layout=layout_of(context),
+        layout=layout_of(spec["parallel"], job.resolved["dp"]),
         attempt_count=job.attempt_count,
         event_count=job.event_count,
         created_at=job.created_at,
@@ -47,7 +53,7 @@ def job_resource(job: Job, store: Store) -> JobResource:
     return JobResource(
         **dict(job_summary(job)),
         spec=dict(job.spec),
-        resolved_spec=job.context().spec,
+        resolved_spec=dict(job.resolved["spec"]),
         attempts=[attempt_resource(attempt) for attempt in store.attempts.of_job(job.id)],
         progress=progress_of(job, store),
     )

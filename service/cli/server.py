@@ -5,7 +5,9 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -79,6 +81,7 @@ def run_server(
     logging.getLogger("alembic").setLevel(logging.WARNING)
     listener = _listen(host, port)
     settings = _settings({**options, "host": host, "port": listener.getsockname()[1]})
+    _prepare(settings.data_dir)
     first_keys: list[str] = []
     app = create_app(settings, on_first_key=first_keys.append)
     config = uvicorn.Config(
@@ -93,6 +96,17 @@ def run_server(
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(Exit.UNREACHABLE)
+
+
+def _prepare(data_dir: Path) -> None:
+    """Makes the data folder now, so that one that cannot be used has a plain message."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=data_dir):
+            pass
+    except OSError as error:
+        err().print(f"the data folder {data_dir} cannot be used: {error.strerror}", markup=False)
+        raise typer.Exit(Exit.REFUSED) from None
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from service.artifacts import checkpoint_folders, latest_step
 from service.jobs import Job, JobFolder
 from service.spec import ModelSource, ResolvedModel
@@ -107,7 +109,12 @@ class ModelFinder:
         folder, missing = self._checkpoint(job, wanted, field)
         if folder is None:
             return None, [missing] if missing else []
-        earlier = job.context().model
+        try:
+            earlier = job.context().model
+        except ValidationError:
+            message = f"the job {job.id} is of a version of the service that this one cannot read"
+            fix = "export it, and use model.path"
+            return None, [FieldProblem(field=field, message=message, fix=fix)]
         # A checkpoint carries its own config and tokenizer; the job's are the same, elsewhere.
         own = folder / "hf"
         try:

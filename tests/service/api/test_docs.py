@@ -84,5 +84,9 @@ def test_the_openapi_document_has_the_bodies_that_routes_read_themselves(
     schemas = document["components"]["schemas"]
     references = set(re.findall(r'"#/components/schemas/([^"]+)"', str(document).replace("'", '"')))
     assert references <= schemas.keys()
+    assert "HTTPValidationError" not in schemas
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert "application/problem+json" in operation["responses"]["default"]["content"]
     assert schemas["JobSpec"]["properties"]["parallel"]["$ref"].endswith("/ParallelSpec")
     assert schemas["EventBatch"]["required"] == ["events"]

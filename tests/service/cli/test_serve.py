@@ -103,6 +103,7 @@ def test_a_bootstrap_key_is_taken_and_not_printed(data_dir: Path) -> None:
     ("options", "key", "says"),
     [
         ((), "planish_short", "at least 20"),
+        (("--data-dir", "/dev/null/data"), None, "cannot be used"),
         (("--max-local-jobs", "0"), None, "greater than or equal to 1"),
         (("--host", "203.0.113.7"), None, "cannot listen"),
     ],

@@ -148,8 +148,8 @@ def test_an_environments_version_is_pinned_at_submit(service: RunningService) ->
         ({"config": {}}, "environment.config.questions", "GET /v1/environments"),
         ({"version": 99}, "environment.version", "GET /v1/environments"),
         (
-            {"config": {"questions": {"id": "reasoning_gym/chain_sum", "config": {"terms": 3}}}},
-            "environment.config.questions.config.terms",
+            {"config": {"questions": {"id": "math/gsm8k", "config": {"nope": 3}}}},
+            "environment.config.questions.config.nope",
             "GET /v1/environments",
         ),
     ],
