@@ -26,13 +26,14 @@ def test_the_command_line_does_not_load_the_server() -> None:
     assert not loaded & {"fastapi", "uvicorn", "sqlalchemy", "alembic"}
 
 
-def test_import_service_takes_less_than_half_a_second() -> None:
+@pytest.mark.parametrize(("module", "seconds"), [("service", 0.5), ("service.spec", 1.0)])
+def test_the_contract_is_quick_to_import(module: str, seconds: float) -> None:
     """In CPU time, the best of three, so that a busy machine does not decide."""
     code = (
-        "import time; start = time.process_time(); import service, service.spec; "
+        f"import time; start = time.process_time(); import {module}; "
         "print(time.process_time() - start)"
     )
     times = [
         float(subprocess.check_output([sys.executable, "-c", code], timeout=120)) for _ in range(3)
     ]
-    assert min(times) < 0.5
+    assert min(times) < seconds
