@@ -102,6 +102,7 @@ def transformer_config(
         use_cpu_initialization=not cuda,
         # The training step sums its loss; nothing may divide it (see training.step).
         calculate_per_token_loss=True,
+        cuda_graph_modules=[],
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=cuda,

@@ -30,6 +30,9 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
 )
+# A model may end its turns at more tokens than its config names; its own file, where there is one,
+# replaces what we make of the config.
+_GENERATION_FILE = "generation_config.json"
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -49,7 +52,7 @@ def export_hf(
         config: of the model.
         layout: of the ranks.
         folder: where rank 0 writes; made if missing.
-        tokenizer: folder whose tokenizer files are copied.
+        tokenizer: folder whose tokenizer files and generation config are copied.
         max_file_bytes: size above which weights go into several files with an index.
     """
     writer = None
@@ -64,7 +67,7 @@ def export_hf(
         writer.close()
         dtype = next(model.parameters()).dtype
         _write_configs(config, folder, dtype=_DTYPE_NAMES[dtype])
-        for name in _TOKENIZER_FILES:
+        for name in (*_TOKENIZER_FILES, _GENERATION_FILE):
             if (tokenizer / name).is_file():
                 shutil.copyfile(tokenizer / name, folder / name)
     torch.distributed.barrier()
@@ -185,6 +188,4 @@ def _write_configs(config: ModelConfig, folder: Path, *, dtype: str) -> None:
     (folder / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
     generation = {name: config.hf[name] for name in tokens if config.hf.get(name) is not None}
-    (folder / "generation_config.json").write_text(
-        json.dumps(generation, indent=2, sort_keys=True) + "\n"
-    )
+    (folder / _GENERATION_FILE).write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")

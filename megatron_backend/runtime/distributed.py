@@ -23,7 +23,7 @@ def prepare() -> None:
         torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import megatron.core.models.gpt
+        import megatron.core.models.gpt.gpt_layer_specs
         import megatron.core.optimizer  # noqa: F401
 
 

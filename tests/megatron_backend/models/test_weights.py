@@ -54,6 +54,7 @@ def test_import_and_export_give_the_same_bytes_d08(
     assert [layer for stage in stages for layer in stage] == [0, 1, 2]
     assert (target / SINGLE_FILE).read_bytes() == (source / SINGLE_FILE).read_bytes()
     assert read_config(target)["vocab_size"] == 101
+    assert json.loads((target / "generation_config.json").read_text())["eos_token_id"] == 2
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)], ids=str)
@@ -75,13 +76,14 @@ def test_transformers_loads_what_is_exported(ranks: Ranks, tmp_path: Path) -> No
     source, target = tmp_path / "source", tmp_path / "target"
     expected = save_random("qwen3-tied", source)
     (source / "tokenizer_config.json").write_text("{}")
+    (source / "generation_config.json").write_text('{"eos_token_id": [2, 7]}')
     ranks.run(Layout(tp=2), copy_through, source, target, Layout(tp=2), torch.bfloat16, 10**9)
     model = transformers.AutoModelForCausalLM.from_pretrained(target)
     assert model.dtype == torch.bfloat16
     weights, exact = model.state_dict(), expected.bfloat16().state_dict()
     assert weights.keys() == exact.keys()
     assert all(torch.equal(weights[name], exact[name]) for name in exact)
-    assert model.generation_config.eos_token_id == 2
+    assert model.generation_config.eos_token_id == [2, 7]
     assert (target / "tokenizer_config.json").read_text() == "{}"
 
 
@@ -111,7 +113,7 @@ def export_new(_rank: int, target: Path, layout: Layout, seed: int) -> None:
     config = ModelConfig.from_hf(CONFIGS["qwen2"])
     model = build_model(config, layout)
     load_weights(model, config, RandomTensors(config, seed))
-    export_hf(model, config, layout, target, tokenizer=target)
+    export_hf(model, config, layout, target, tokenizer=target.parent)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
