@@ -67,9 +67,7 @@ def export_hf(
         writer.close()
         dtype = next(model.parameters()).dtype
         _write_configs(config, folder, dtype=_DTYPE_NAMES[dtype])
-        for name in (*_TOKENIZER_FILES, _GENERATION_FILE):
-            if (tokenizer / name).is_file():
-                shutil.copyfile(tokenizer / name, folder / name)
+        _copy_tokenizer(tokenizer, folder)
     torch.distributed.barrier()
 
 
@@ -174,6 +172,12 @@ class _Writer:
         save_file(self._open, self._part(len(self._files)), metadata={"format": "pt"})
         self._files.append(list(self._open))
         self._open = {}
+
+
+def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
+    for name in (*_TOKENIZER_FILES, _GENERATION_FILE):
+        if (tokenizer / name).is_file() and tokenizer.resolve() != folder.resolve():
+            shutil.copyfile(tokenizer / name, folder / name)
 
 
 def _write_configs(config: ModelConfig, folder: Path, *, dtype: str) -> None:
