@@ -14,6 +14,9 @@ from environments.protocol import Item
 from service.spec import RolloutSpec
 from service.spec.parts import DecodingMode
 
+TRANSCRIPTS = 8
+"""Questions of each evaluation whose transcripts are recorded."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
@@ -25,12 +28,12 @@ class Evaluator:
     rollout: RolloutSpec
     seed: int
 
-    def evaluate(self, mode: DecodingMode) -> tuple[dict[str, Any], dict[str, Any]]:
+    def evaluate(self, mode: DecodingMode) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Plays every question once.
 
         Returns:
-            The data of an `evaluation` event and of a `sample` event (the first question's
-            transcript, so that transcripts before and after training are of one question).
+            The data of an `evaluation` event, and of a `sample` event for each of the first
+            questions: the same ones each time, so that transcripts can be compared.
 
         Raises:
             JobFailure: ENVIRONMENT_ERRORS.
@@ -45,7 +48,10 @@ class Evaluator:
         best = self.collector.environment.reward_range[1]
         return (
             {"mode": mode, **evaluation_summary(episodes, best_reward=best)},
-            {"mode": mode, "messages": episodes[0].messages, "reward": episodes[0].reward},
+            [
+                {"mode": mode, "item": place, "messages": e.messages, "reward": e.reward}
+                for place, e in enumerate(episodes[:TRANSCRIPTS])
+            ],
         )
 
 

@@ -177,9 +177,10 @@ class Loop:
             self._sync()
             for mode in self.evaluator.modes:
                 self._progress(self.step, f"evaluation ({mode})", always=True)
-                summary, sample = self.evaluator.evaluate(mode)
+                summary, samples = self.evaluator.evaluate(mode)
                 self.recorder.record("evaluation", summary, step=self.step)
-                self.recorder.record("sample", sample, step=self.step)
+                for sample in samples:
+                    self.recorder.record("sample", sample, step=self.step)
 
     def _resume(self) -> None:
         state = self.workers.checkpoints.load_latest()

@@ -1,5 +1,6 @@
 """What the quickstart shows at its end: a table, the curves, a transcript before and after."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def transcript(title: str, sample: Mapping[str, Any]) -> RenderableType:
         parts = [message.get("content") or ""]
         for call in message.get("tool_calls") or []:
             function = call["function"]
-            parts.append(f"calls {function['name']} with {function['arguments']}")
+            arguments = function["arguments"]
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            parts.append(f"calls {function['name']} with {written}")
         text = " ".join(part for part in parts if part)
         lines.append(Text.assemble((f"{message['role']:>9}  ", "dim"), text))
     reward = sample["reward"]
@@ -78,6 +81,7 @@ def draw_curves(
     for axes in (curves, bars):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
+        axes.set_axisbelow(True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -182,10 +182,10 @@ def show(console: Console, run: Run, result: Mapping[str, Any]) -> None:
         steps,
         [(name, e["sampled"]["accuracy"], e["greedy"]["accuracy"]) for name, e in models.items()],
     )
-    samples = [event.data for event in run.of_kind(1, "sample") if event.data["mode"] == "sampled"]
+    before, after = learned_question(run)
     console.print()
-    console.print(transcript("Before GRPO", samples[0]))
-    console.print(transcript("After GRPO", samples[-1]))
+    console.print(transcript("Before GRPO", before))
+    console.print(transcript("After GRPO", after))
     console.print(results_table(models))
     console.print(
         f"{result['seconds']:.0f} s, at most {result['peak_rss_bytes'] / 2**30:.1f} GiB; "
@@ -198,6 +198,19 @@ def show(console: Console, run: Run, result: Mapping[str, Any]) -> None:
         export=run.export,
         picture=picture,
     )
+
+
+def learned_question(run: Run) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Transcripts of one held-out question before and after GRPO: one that was learned, if any.
+
+    Of the few whose transcripts are kept, sampled at temperature 1.
+    """
+    samples = [event for event in run.of_kind(1, "sample") if event.data["mode"] == "sampled"]
+    before = {event.data["item"]: event.data for event in samples if event.step == 0}
+    after = {event.data["item"]: event.data for event in samples if event.step != 0}
+    gain = {i: (after[i]["reward"] or 0.0) - (before[i]["reward"] or 0.0) for i in before}
+    chosen = max(gain, key=gain.__getitem__)
+    return before[chosen], after[chosen]
 
 
 def free_port() -> int:

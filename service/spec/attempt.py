@@ -104,7 +104,7 @@ EventKind = Literal[
     "metrics",  # data: {name: number, ...}; step is set
     "checkpoint",  # data: {step, path, seconds, bytes, layout}; only after it is published
     "evaluation",  # data: {mode, items, accuracy, tool_rate, reward_mean, ...}; step is set
-    "sample",  # data: {mode, messages: [...], reward}; one transcript for people; step is set
+    "sample",  # data: {mode, item, messages: [...], reward}; a transcript; step is set
     "export",  # data: {step, path, max_logit_diff: number|null}
     "warning",  # data: {message, ...}
 ]

@@ -333,8 +333,8 @@ def test_a_real_environment_is_played_and_evaluated_on_held_out_questions(
     modes = [(e["mode"], e["items"], e["error_count"]) for e in recorder.of("evaluation")]
     assert modes == [("sampled", 5, 0), ("greedy", 5, 0)] * 2
     samples = recorder.of("sample")
-    questions = {json.dumps(sample["messages"][0]) for sample in samples}
-    assert (len(samples), len(questions)) == (4, 1)
+    questions = {(sample["item"], json.dumps(sample["messages"][0])) for sample in samples}
+    assert (len(samples), len(questions)) == (20, 5)
     assert 0.0 <= recorder.of("evaluation")[0]["accuracy"] <= 1.0
 
 
