@@ -1,7 +1,7 @@
 """A job's folder as its driver sees it."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -34,6 +34,11 @@ class Job:
         """Layout of training."""
         parallel = self.context.spec.parallel
         return Layout(tp=parallel.tp, pp=parallel.pp, dp=self.context.dp)
+
+    def with_model(self, **changes: str) -> "Job":
+        """The same job, with some fields of its resolved model changed."""
+        model = self.context.model.model_copy(update=changes)
+        return replace(self, context=self.context.model_copy(update={"model": model}))
 
     @property
     def gpu(self) -> bool:
@@ -76,9 +81,4 @@ def keep_model_files(job: Job) -> Job:
         write_config(job.context.model.config, fresh)
         fsync_tree(fresh)
         move(fresh, target)
-    model = job.context.model.model_copy(update={"tokenizer": str(target)})
-    return Job(
-        folder=job.folder,
-        attempt=job.attempt,
-        context=job.context.model_copy(update={"model": model}),
-    )
+    return job.with_model(tokenizer=str(target))

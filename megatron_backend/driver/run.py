@@ -8,6 +8,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from algorithms import loop
+from algorithms.algorithm import load_algorithm
 from algorithms.protocols import Workers
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt, exclusive_lock
 from megatron_backend.checkpoint.publish import CheckpointStore, Published
@@ -117,7 +118,7 @@ def _run(job: Job, fence: Fence, stop: _StopSignal) -> None:
         store = CheckpointStore(job.folder, fence)
         store.open()
         newest = store.newest(lambda message: recorder.record("warning", {"message": message}))
-        job = keep_model_files(job)
+        job = _starting_model(keep_model_files(job), newest)
         set_environment(job.layout.world_size)
         # Ray reads its settings when it is imported.
         from megatron_backend.driver.ranks import open_ranks
@@ -136,6 +137,16 @@ def _run(job: Job, fence: Fence, stop: _StopSignal) -> None:
                 export(job, fence, ranks.group, recorder, step=step)
     finally:
         recorder.close()
+
+
+def _starting_model(job: Job, newest: Published | None) -> Job:
+    """A resumed job starts from its own checkpoint, for its source may be gone by now.
+
+    Only a reference model, which is the model as the job started, still needs the source.
+    """
+    if newest is None or load_algorithm(job.context.spec.algorithm).needs_reference:
+        return job
+    return job.with_model(kind="checkpoint", weights=str(newest.path))
 
 
 def _record_start(job: Job, newest: Published | None, recorder: SpoolRecorder) -> None:

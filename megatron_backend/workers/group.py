@@ -134,7 +134,7 @@ class WorkerGroup:
             except RayError as death:
                 raise _lost(others[reference], death) from death
         cause = error.cause
-        cause.add_note(f"on rank {rank}:\n{error.traceback_str}")
+        cause.add_note(f"on rank {rank}:\n{error}")  # the traceback there
         raise cause from None
 
 

@@ -95,6 +95,12 @@ def test_a_checkpoint_holds_all_that_another_job_needs(finished: Path) -> None:
     last = tiny_job.events(finished, kind="metrics")[-1].data["loss"]
     assert first == pytest.approx(last, rel=0.5)  # where the other job left off, not at ln 15
 
+    # Its source may be deleted once it has a checkpoint of its own.
+    tiny_job.start_from_checkpoint(job, finished / "checkpoints" / "step-00000004")
+    assert tiny_job.start(job, attempt=2).wait(240) == 0, tiny_job.log_text(job, 2)
+    (started,) = tiny_job.events(job, 2, kind="started")
+    assert started.data["resumed_from_step"] == 1
+
 
 def test_an_attempt_that_has_ended_is_not_run_again(finished: Path) -> None:
     before = len(tiny_job.events(finished))
