@@ -71,8 +71,9 @@ class PolicyOutputs:
     """What the model says of a micro-batch's own tokens, at `rollout.temperature`.
 
     Attributes:
-        log_probs: [B, T] float32, with gradient; 0 in column 0 and on padding.
-        entropy: [B, T] float32 without gradient, of the distribution that token i was drawn from.
+        log_probs: [B, T] float32, with gradient; 0 where the token is not trained.
+        entropy: [B, T] float32 without gradient, of the distribution that token i was drawn from;
+            0 where the token is not trained.
     """
 
     log_probs: Tensor

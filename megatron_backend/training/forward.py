@@ -1,6 +1,11 @@
-"""Forward (and backward) of a batch through Megatron's schedules, for any layout."""
+"""Forward (and backward) of a batch through Megatron's schedules, for any layout.
+
+Logits are computed only for the tokens that somebody asks about. A vocabulary is wide, and most
+tokens of a conversation are prompts and observations, whose probabilities a loss never reads.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +31,7 @@ def run(
     vocab_size: int,
     temperature: float,
     group: ProcessGroup,
+    trained_only: bool,
     backward: bool,
 ) -> list[Any]:
     """Runs every micro-batch through the model, and `finish` on the last stage.
@@ -39,6 +45,8 @@ def run(
         vocab_size: number of real tokens.
         temperature: divides the logits.
         group: tensor-parallel ranks.
+        trained_only: whether outputs are wanted for the tokens of `loss_mask` alone; those of all
+            other tokens are then 0.
         backward: whether to compute gradients.
 
     Returns:
@@ -47,10 +55,11 @@ def run(
 
     def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         micro = next(iterator)
+        places = wanted_places(micro, trained_only=trained_only)
 
         def loss(logits: Tensor) -> tuple[Tensor, Tensor, Any]:
             outputs = policy_outputs(
-                logits, micro, vocab_size=vocab_size, temperature=temperature, group=group
+                logits, micro, places, vocab_size=vocab_size, temperature=temperature, group=group
             )
             scalar, value = finish(outputs, micro)
             # The count is Megatron's denominator of a token mean; ours is in the scalar already.
@@ -60,7 +69,7 @@ def run(
             input_ids=micro.tokens,
             position_ids=None,
             attention_mask=None,
-            output_processor=_logits,
+            output_processor=partial(_logits, places),
         )
         return output, loss
 
@@ -77,9 +86,25 @@ def run(
     return collected
 
 
+def wanted_places(micro: MicroBatch, *, trained_only: bool) -> Tensor:
+    """[N] int64: which of the micro-batch's predictions are wanted.
+
+    A place counts through [T - 1, R] row by row; row i predicts token i + 1. Nothing is predicted
+    from the last token.
+    """
+    batch, (rows, length) = micro.batch, micro.tokens.shape
+    if trained_only:
+        wanted = batch.loss_mask > 0
+    else:
+        wanted = torch.arange(length, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
+    grid = torch.nn.functional.pad(wanted, (0, 0, 0, rows - len(batch))).t()[1:]
+    return grid.flatten().nonzero().squeeze(1)
+
+
 def policy_outputs(
     logits: Tensor,
     micro: MicroBatch,
+    places: Tensor,
     *,
     vocab_size: int,
     temperature: float,
@@ -88,37 +113,37 @@ def policy_outputs(
     """What the model says of the micro-batch's real rows.
 
     Args:
-        logits: [T - 1, R, V / tp]; row i speaks of token i + 1.
+        logits: [N, 1, V / tp], of the wanted places.
         micro: the rows.
+        places: see `wanted_places`.
         vocab_size, temperature, group: see `vocabulary_log_probs`.
     """
-    rows = len(micro.batch)
-    targets = micro.tokens.t()[1:]
+    rows, length = micro.tokens.shape
+    targets = micro.tokens.t()[1:].flatten()[places].unsqueeze(1)
     log_probs, entropy = vocabulary_log_probs(
         logits, targets, vocab_size=vocab_size, temperature=temperature, group=group
     )
-    positions = torch.arange(1, micro.tokens.shape[1], device=logits.device).unsqueeze(1)
-    real = (positions < micro.batch.lengths)[:, :rows]
 
     def shape(values: Tensor) -> Tensor:
-        kept = torch.where(real, values[:, :rows], 0.0)
-        return torch.nn.functional.pad(kept.t(), (1, 0))
+        grid = values.new_zeros((length - 1) * rows).index_put((places,), values.squeeze(1))
+        return torch.nn.functional.pad(
+            grid.unflatten(0, (length - 1, rows))[:, : len(micro.batch)].t(), (1, 0)
+        )
 
     return PolicyOutputs(log_probs=shape(log_probs), entropy=shape(entropy))
 
 
 def _logits(
+    places: Tensor,
     *,
     hidden_states: Tensor,
     output_layer: torch.nn.Module,
     output_weight: Tensor | None,
     **_rest: Any,
 ) -> Tensor:
-    """[T - 1, R, V / tp]: nothing is predicted from the last token, so it is left out. Megatron's
-    own way would copy the logits to put the batch first."""
-    logits: Tensor = output_layer(
-        hidden_states[:-1], weight=output_weight, runtime_gather_output=False
-    )[0]
+    """[N, 1, V / tp], of the wanted places."""
+    wanted = hidden_states[:-1].flatten(0, 1).index_select(0, places).unsqueeze(1)
+    logits: Tensor = output_layer(wanted, weight=output_weight, runtime_gather_output=False)[0]
     return logits
 
 

@@ -103,7 +103,7 @@ class Trainer:
         self._set_training(False)
         batches = self._micro_batches(batch)
         with torch.no_grad():
-            pieces = self._forward(module, batches, finish, backward=False)
+            pieces = self._forward(module, batches, finish, trained_only=False, backward=False)
         if not self._speaks:
             return None
         result = torch.zeros(batch.tokens.shape)
@@ -133,7 +133,8 @@ class Trainer:
             result = self._loss.loss(outputs, micro.batch, normalizer)
             return result.loss, (result.loss.detach(), result.sums)
 
-        collected = self._forward(self.model, self._micro_batches(batch), finish, backward=backward)
+        batches = self._micro_batches(batch)
+        collected = self._forward(self.model, batches, finish, trained_only=True, backward=backward)
         metrics, loss = MetricSums(), torch.zeros((), dtype=torch.float64, device=device())
         if self._speaks:
             for value in filter(None, collected):
@@ -157,6 +158,7 @@ class Trainer:
         batches: list[MicroBatch],
         finish: forward.Finish,
         *,
+        trained_only: bool,
         backward: bool,
     ) -> list[Any]:
         return forward.run(
@@ -166,6 +168,7 @@ class Trainer:
             vocab_size=self._config.vocab_size,
             temperature=self._temperature,
             group=parallel_state.get_tensor_model_parallel_group(),
+            trained_only=trained_only,
             backward=backward,
         )
 
