@@ -4,7 +4,6 @@ Ranks are numbered as Megatron-Core numbers them: tensor parallelism varies fast
 pipeline, so rank = tp + TP * (dp + DP * pp).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -88,8 +87,3 @@ class Layout:
 
     def __str__(self) -> str:
         return f"tp{self.tp} pp{self.pp} dp{self.dp}"
-
-
-def merge_shares[T](layout: Layout, results: Sequence[T]) -> list[T]:
-    """Of the results of all ranks, those that count, in the order of the batch."""
-    return [results[rank] for rank in layout.output_ranks]

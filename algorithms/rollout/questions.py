@@ -11,19 +11,28 @@ from pydantic import BaseModel
 
 from environments.protocol import EnvironmentType, Item
 
+ENOUGH_DRAWS = 256
+"""Draws after which a source may be taken to have nothing else."""
+
 
 def held_out_items(
     environment: EnvironmentType, config: BaseModel, *, seed: int, count: int
 ) -> list[Item]:
-    """The first `count` different questions of the seed; fewer where the source has fewer."""
-    wanted = count
+    """The first `count` different questions of the seed; fewer where the source has fewer.
+
+    A generator never ends, but may have few different questions: one that gives none that is new in
+    as many draws as all before, at least `ENOUGH_DRAWS`, has no more.
+    """
+    wanted, known = count, 0
     while True:
         drawn = environment.items(config, seed=seed, count=wanted)
-        different = {environment.key(item): item for item in reversed(drawn)}
-        in_order = [item for item in drawn if different.get(environment.key(item)) is item]
-        if len(in_order) >= count or len(drawn) < wanted:
-            return in_order[:count]
-        wanted *= 2
+        different: dict[str, Item] = {}
+        for item in drawn:
+            different.setdefault(environment.key(item), item)
+        exhausted = len(drawn) < wanted or (wanted > ENOUGH_DRAWS and len(different) == known)
+        if len(different) >= count or exhausted:
+            return list(different.values())[:count]
+        wanted, known = 2 * wanted, len(different)
 
 
 class Questions:
@@ -68,10 +77,11 @@ class Questions:
         """Doubles the prefix that is known: `items` gives the same beginning for a larger count."""
         wanted = max(2 * self._drawn, needed + len(self._held_out))
         drawn = self._environment.items(self._config, seed=self._seed, count=wanted)
-        self._items += [
+        fresh = [
             item
             for item in drawn[self._drawn :]
             if self._environment.key(item) not in self._held_out
         ]
-        self._exhausted = len(drawn) < wanted
+        self._exhausted = len(drawn) < wanted or (wanted > ENOUGH_DRAWS and not fresh)
+        self._items += fresh
         self._drawn = len(drawn)

@@ -13,6 +13,8 @@ from environments.protocol import AssistantTurn, Env, Item, Message, StepResult
 class LettersConfig(BaseModel):
     size: int | None = None
     """How many questions there are; None for no end."""
+    different: int = 1000
+    """How many different ones come up, where there is no end."""
 
 
 class Letters:
@@ -35,7 +37,7 @@ class Letters:
         if config.size is not None:
             numbers = draw.sample(range(config.size), k=config.size)[:count]
         else:
-            numbers = [draw.randrange(1000) for _ in range(count)]
+            numbers = [draw.randrange(config.different) for _ in range(count)]
         return [{"letter": "a", "number": number} for number in numbers]
 
     def key(self, item: Item) -> str:

@@ -43,3 +43,14 @@ def test_a_source_that_is_all_held_out_is_refused() -> None:
     questions = Questions(Letters(), LettersConfig(size=2), seed=1, held_out={"0", "1"})
     with pytest.raises(ValueError, match="no training question that is not held out"):
         questions.of_step(1, 1)
+
+
+def test_a_generator_of_few_questions_gives_what_it_has() -> None:
+    environment, config = Letters(), LettersConfig(different=40)
+    held = held_out_items(environment, config, seed=3, count=100)
+    assert sorted(_numbers(held)) == list(range(40))
+    keys = {environment.key(item) for item in held}
+    with pytest.raises(ValueError, match="no training question that is not held out"):
+        Questions(environment, config, seed=1, held_out=keys).of_step(1, 1)
+    left = Questions(environment, config, seed=1, held_out=keys - {"7"})
+    assert _numbers(left.of_step(3, 60)) == [7] * 60
