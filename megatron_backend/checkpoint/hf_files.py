@@ -1,4 +1,4 @@
-"""The small files of a Hugging Face model: its config and its tokenizer. Free of torch."""
+"""The small files of a Hugging Face model: config, tokenizer, how to generate. Free of torch."""
 
 import json
 import shutil
@@ -12,17 +12,21 @@ TOKENIZER_FILES = (
     *("chat_template.jinja", "chat_template.json"),
 )
 """What a tokenizer may be made of; weights and configs that lie beside it are not copied."""
+GENERATION_CONFIG = "generation_config.json"
+"""Travels with the tokenizer: a model may end its turns at more tokens than its config names."""
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copies a tokenizer's files, and nothing else, into a folder.
+    """Copies a tokenizer's files and the generation config, where there is one, into a folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no tokenizer.
     """
     found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not found:
         raise FileNotFoundError(f"{source} holds no tokenizer (any more)")
+    if (source / GENERATION_CONFIG).is_file():
+        found.append(GENERATION_CONFIG)
     for name in found:
         shutil.copyfile(source / name, target / name)
 

@@ -38,8 +38,7 @@ def export(
     """
     root = job.folder / "exports"
     root.mkdir(exist_ok=True)
-    for leftover in root.glob(".*"):
-        shutil.rmtree(leftover)
+    sweep(root, fence)
     staged = root / f".tmp-{step_name(step)}-{job.attempt}-{secrets.token_hex(4)}"
     group.call("export_hf", str(staged))
     copy_tokenizer(Path(job.context.model.tokenizer), staged)
@@ -54,6 +53,17 @@ def export(
         "export", {"step": step, "path": str(target), "max_logit_diff": difference}, step=step
     )
     return target
+
+
+def sweep(root: Path, fence: Fence) -> None:
+    """Deletes what dead attempts left in `exports`.
+
+    Raises:
+        StaleAttempt: the newest attempt, not this one, is at work there; nothing was deleted.
+    """
+    with fence.held():
+        for leftover in root.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)  # a stale attempt may still write into it
 
 
 def _check(job: Job, group: "WorkerGroup", folder: Path) -> float:

@@ -6,7 +6,6 @@ written as soon as a file is full, so the result is the same to the byte for eve
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,6 @@ from megatron_backend.models.tensors import INDEX_FILE, SINGLE_FILE, tensor_shap
 from megatron_backend.models.weights import first_layer, output_weight_is_copy
 
 MAX_FILE_BYTES = 5 * 10**9
-
-# What a tokenizer may be made of; weights and configs that lie beside it are not copied.
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
-)
-# A model may end its turns at more tokens than its config names; its own file, where there is one,
-# replaces what we make of the config.
-_GENERATION_FILE = "generation_config.json"
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -42,17 +32,15 @@ def export_hf(
     layout: Layout,
     folder: Path,
     *,
-    tokenizer: Path,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes what `AutoModelForCausalLM` and `AutoTokenizer` load. Every rank must call it.
+    """Writes what `AutoModelForCausalLM` loads. Every rank must call it.
 
     Args:
         model: this rank's part.
         config: of the model.
         layout: of the ranks.
         folder: where rank 0 writes; made if missing.
-        tokenizer: folder whose tokenizer files and generation config are copied.
         max_file_bytes: size above which weights go into several files with an index.
     """
     writer = None
@@ -67,7 +55,6 @@ def export_hf(
         writer.close()
         dtype = next(model.parameters()).dtype
         _write_configs(config, folder, dtype=_DTYPE_NAMES[dtype])
-        _copy_tokenizer(tokenizer, folder)
     torch.distributed.barrier()
 
 
@@ -174,12 +161,6 @@ class _Writer:
         self._open = {}
 
 
-def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:
-    for name in (*_TOKENIZER_FILES, _GENERATION_FILE):
-        if (tokenizer / name).is_file() and tokenizer.resolve() != folder.resolve():
-            shutil.copyfile(tokenizer / name, folder / name)
-
-
 def _write_configs(config: ModelConfig, folder: Path, *, dtype: str) -> None:
     """config.json as it was read, but for the number format, and how to generate."""
     architectures = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -192,4 +173,5 @@ def _write_configs(config: ModelConfig, folder: Path, *, dtype: str) -> None:
     (folder / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
     tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
     generation = {name: config.hf[name] for name in tokens if config.hf.get(name) is not None}
-    (folder / _GENERATION_FILE).write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
+    text = json.dumps(generation, indent=2, sort_keys=True) + "\n"
+    (folder / "generation_config.json").write_text(text)

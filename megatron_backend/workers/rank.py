@@ -125,21 +125,13 @@ class RankWorker:
         return self.trainer.evaluate_loss(batch, normalizer)
 
     def export_hf(self, folder: str) -> None:
-        """Writes Hugging Face weights, config and tokenizer into `folder`, which must be empty.
+        """Writes Hugging Face weights and config into `folder`, which must be empty.
 
         Every rank must call it; rank 0 writes.
         """
         from megatron_backend.models.export import export_hf
 
-        if self.context is None:
-            raise RuntimeError(f"rank {self.rank} has no job yet: call setup first")
-        export_hf(
-            self.model,
-            self.config,
-            self.layout,
-            Path(folder),
-            tokenizer=Path(self.context.model.tokenizer),
-        )
+        export_hf(self.model, self.config, self.layout, Path(folder))
 
     def shutdown(self) -> None:
         """Leaves the process groups."""

@@ -55,6 +55,25 @@ def take_steps(trained: Any, first: int, count: int) -> list[float]:
     ]
 
 
+def save_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
+    """Three steps in bfloat16, a checkpoint, and five steps more; the last five losses."""
+    from megatron_backend.checkpoint.torch_dist import save_state
+
+    trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
+    take_steps(trained, 0, 3)
+    save_state(folder, trained.model.module, trained.optimizer)
+    return take_steps(trained, 3, 5)
+
+
+def load_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
+    """The checkpoint in a fresh bfloat16 model, and five steps more."""
+    from megatron_backend.checkpoint.torch_dist import load_state
+
+    trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
+    load_state(folder, trained.model.module, trained.optimizer, same_layout=False)
+    return take_steps(trained, 3, 5)
+
+
 def save(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list[float]:
     """Three steps, a checkpoint, and two steps more; the last two losses."""
     from megatron_backend.checkpoint.torch_dist import save_state
@@ -88,13 +107,13 @@ def write_state(trained: Any, layout: Layout, name: str, out: Path) -> None:
     model = trained.model.module
     config = ModelConfig.from_hf(CONFIGS[name])
     moments = {kind: _moments(trained, kind) for kind in ("exp_avg", "exp_avg_sq")}
-    export_hf(model, config, layout, out / "weights", tokenizer=out)
+    export_hf(model, config, layout, out / "weights")
     kept = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad():
         for kind, tensors in moments.items():
             for parameter, moment in zip(model.parameters(), tensors, strict=True):
                 parameter.copy_(moment)
-            export_hf(model, config, layout, out / kind, tokenizer=out)
+            export_hf(model, config, layout, out / kind)
         for parameter, value in zip(model.parameters(), kept, strict=True):
             parameter.copy_(value)
 
@@ -125,7 +144,7 @@ def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, o
 
     trained = trainer(layout, name)
     load_model_weights(trained.model.module, checkpoint)
-    export_hf(trained.model.module, ModelConfig.from_hf(CONFIGS[name]), layout, out, tokenizer=out)
+    export_hf(trained.model.module, ModelConfig.from_hf(CONFIGS[name]), layout, out)
     return float(trained.evaluate_loss(batch(3), Normalizer.of(batch(3))).loss)
 
 

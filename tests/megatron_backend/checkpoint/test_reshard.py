@@ -57,6 +57,15 @@ def test_weights_and_moments_under_every_layout(
         assert losses == pytest.approx(expected_losses, rel=1e-6)
 
 
+def test_bfloat16_goes_on_from_its_fp32_weights(ranks: Ranks, tmp_path: Path) -> None:
+    """From the rounded weights alone, the losses would not be equal to the last bit."""
+    checkpoint, layout = staged(tmp_path), Layout(dp=2)
+    expected = ranks.run(layout, reshard_ranks.save_bf16, layout, checkpoint)[0]
+    assert ranks.run(layout, reshard_ranks.load_bf16, layout, checkpoint)[0] == expected
+    split = ranks.run(Layout(tp=2), reshard_ranks.load_bf16, Layout(tp=2), checkpoint)[0]
+    assert split == pytest.approx(expected, rel=1e-2)
+
+
 def test_only_the_weights(ranks: Ranks, tmp_path: Path) -> None:
     checkpoint = staged(tmp_path)
     saved = Layout(dp=2)

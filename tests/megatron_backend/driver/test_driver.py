@@ -69,6 +69,7 @@ def test_the_export_is_a_model_of_transformers(finished: Path) -> None:
     assert folder == finished / "exports" / f"step-{STEPS:08d}"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.generation_config.eos_token_id == [0, 1]
     losses = []
     for index in range(tiny_job.ROWS):
         messages = tiny_job.row(index)["messages"]

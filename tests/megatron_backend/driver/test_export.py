@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megatron_backend.driver.export import TOLERANCE, largest_difference
+from megatron_backend.checkpoint.fence import Fence, StaleAttempt
+from megatron_backend.driver.export import TOLERANCE, largest_difference, sweep
 from tests.megatron_backend.small_models import save_random
 
 
@@ -31,3 +32,15 @@ def test_a_single_logit_counts(tmp_path: Path) -> None:
         logits = model(tokens).logits
     logits[1, 4, 77] += 0.5
     assert largest_difference(tmp_path, tokens, logits) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_only_the_newest_attempt_sweeps(tmp_path: Path) -> None:
+    root = tmp_path / "exports"
+    (root / ".tmp-step-00000004-2-ab").mkdir(parents=True)
+    (root / "step-00000002").mkdir()
+    Fence(tmp_path, 2).take()
+    with pytest.raises(StaleAttempt, match="attempt 2 of this job has taken over"):
+        sweep(root, Fence(tmp_path, 1))
+    assert len(list(root.iterdir())) == 2
+    sweep(root, Fence(tmp_path, 2))
+    assert [path.name for path in root.iterdir()] == ["step-00000002"]

@@ -43,6 +43,7 @@ def test_tokenizer_and_config_outlive_their_source(tmp_path: Path) -> None:
     assert sorted(path.name for path in (folder / "model").iterdir()) == [
         "chat_template.jinja",
         "config.json",
+        "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
     ]

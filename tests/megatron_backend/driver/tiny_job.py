@@ -28,7 +28,8 @@ MARK = "PLANISH_TEST_JOB"
 
 
 def write_tokenizer(folder: Path) -> int:
-    """A tokenizer of ten letters with a chat template; the size of its vocabulary."""
+    """A tokenizer of ten letters with a chat template, beside a generation config that knows more
+    than the model's config; the size of its vocabulary."""
     vocab = {piece: index for index, piece in enumerate([*SPECIAL, "[UNK]", *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -42,6 +43,7 @@ def write_tokenizer(folder: Path) -> int:
         chat_template=TEMPLATE,
     )
     fast.save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
     return len(vocab)
 
 
