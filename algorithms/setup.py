@@ -44,10 +44,7 @@ def open_parts(
     Raises:
         JobFailure: USER_ERROR, with the place.
     """
-    try:
-        chat = ChatFormat(tokenizer)
-    except ValueError as error:
-        raise JobFailure(Reason.USER_ERROR, f"the model's tokenizer: {error}") from error
+    chat = open_chat(tokenizer)
     evaluator = _open_evaluator(context, workers, chat)
     if context.spec.environment is not None and context.spec.algorithm.online:
         source: Source = _open_episodes(context, workers, chat, context.spec.environment, evaluator)
@@ -59,6 +56,18 @@ def open_parts(
         validation=open_dataset(context, chat, "validation"),
         padding_id=chat.padding_id,
     )
+
+
+def open_chat(tokenizer: "PreTrainedTokenizerFast") -> ChatFormat:
+    """A tokenizer's chat format.
+
+    Raises:
+        JobFailure: USER_ERROR; its template is missing or cannot be used.
+    """
+    try:
+        return ChatFormat(tokenizer)
+    except ValueError as error:
+        raise JobFailure(Reason.USER_ERROR, f"the model's tokenizer: {error}") from error
 
 
 def _open_rows(context: JobContext, chat: ChatFormat, recorder: Recorder) -> RowSource:

@@ -7,6 +7,7 @@ background tasks while the model writes.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,6 +140,8 @@ class Collector:
         answer = len(episode.messages)
         episode.messages.append(assistant_message(turn, completion, self.chat))
         result = await self._call(env.step(turn))
+        if result.reward is not None and not math.isfinite(result.reward):
+            raise ValueError(f"the environment gave the reward {result.reward}")
         episode.rewards.append(result.reward)
         episode.add_metrics(result.info)
         episode.messages.extend(result.messages)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from algorithms.data.chat import ChatFormat
 from algorithms.errors import JobFailure
+from algorithms.setup import open_chat
 from megatron_backend.driver.job import Job
 from megatron_backend.workers.engines import RayGenerator, RayTrainEngine
 from megatron_backend.workers.group import WorkerGroup
@@ -43,11 +43,12 @@ class JobRanks:
 
         Raises:
             WorkerLost: a rank died.
+            JobFailure: the tokenizer's chat template cannot be used.
         """
         context = self._job.context
         self.group.setup(context)
         if context.spec.algorithm.online or context.spec.evaluation.items:
-            stops = {ChatFormat(self.tokenizer).end_of_turn_id, self.tokenizer.eos_token_id}
+            stops = {open_chat(self.tokenizer).end_of_turn_id, self.tokenizer.eos_token_id}
             self.generator = RayGenerator(
                 self.group,
                 tp=context.spec.rollout.layout.tp,

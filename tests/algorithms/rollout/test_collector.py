@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -98,6 +99,14 @@ def test_i01_whatever_fails_every_environment_is_closed_once(
     assert episodes[1].error == error
     assert message in episodes[1].error_message
     assert [env.closed for env in environment.opened] == [1, 1]
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a06_a_reward_that_is_no_number_fails_its_episode(chat: ChatFormat, reward: float) -> None:
+    items = [{"letter": "a"}, {"letter": "a", "rewards": [reward]}]
+    episodes, _ = _collect(chat, items, [["a"], ["a"]])
+    assert [episode.reward for episode in episodes] == [1.0, None]
+    assert episodes[1].error_message == f"the environment gave the reward {reward}"
 
 
 def test_i05_the_return_is_the_sum_over_turns(chat: ChatFormat) -> None:
