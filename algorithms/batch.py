@@ -68,7 +68,9 @@ class Normalizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOutputs:
-    """What the model says of a micro-batch's own tokens, at `rollout.temperature`.
+    """What the model says of a micro-batch's own tokens.
+
+    The temperature is `rollout.temperature` for online algorithms, and 1 for offline ones.
 
     Attributes:
         log_probs: [B, T] float32, with gradient; 0 where the token is not trained.

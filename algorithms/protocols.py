@@ -50,7 +50,7 @@ class TrainEngine(Protocol):
     def log_probs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"
     ) -> Tensor:
-        """[B, T] log p(token i | before i) at `rollout.temperature`, without gradient.
+        """[B, T] log p(token i | before i) without gradient, at the temperature of `PolicyOutputs`.
 
         `reference` is the model as the job started (kept only where the algorithm's `kl_coef`
         or its like asks for it).

@@ -26,7 +26,7 @@ def build_model(
     post_process: bool | None = None,
     padded_vocab: int | None = None,
 ) -> GPTModel:
-    """This rank's part of a model. Its weights are zeros and ones until something loads them.
+    """This rank's part of a model. Its matrices hold anything at all until something loads them.
 
     Args:
         config: the model.

@@ -36,7 +36,7 @@ def run(
 ) -> list[Any]:
     """Runs every micro-batch through the model, and `finish` on the last stage.
 
-    Gradients add up in the model's buffers; `finish`'s scalars are not scaled in any way.
+    Gradients add up in the model's buffers; nothing scales `finish`'s scalars.
 
     Args:
         model: a GPTModel, or its data-parallel wrapper.
@@ -62,7 +62,7 @@ def run(
                 logits, micro, places, vocab_size=vocab_size, temperature=temperature, group=group
             )
             scalar, value = finish(outputs, micro)
-            # The count is Megatron's denominator of a token mean; ours is in the scalar already.
+            # Megatron's denominator of a token mean; ours is in the scalar already.
             return scalar, torch.zeros((), dtype=torch.int, device=logits.device), value
 
         output = model(
