@@ -27,7 +27,8 @@ def questions(seed: int, count: int) -> Iterator[dict[str, Any]]:
 
 def write_rows(path: Path, *, seed: int, count: int, tool_share: float, held_out: int) -> None:
     """Writes `count` rows of OpenAI messages; no held-out question is among them."""
-    kept_back = {item["question"] for item in questions(HELD_OUT_SEED + seed, held_out)}
+    # The held-out questions are the first that differ: more are kept back than will be asked.
+    kept_back = {item["question"] for item in questions(HELD_OUT_SEED + seed, 2 * held_out)}
     chooser = random.Random(seed)
     fresh = (
         item
