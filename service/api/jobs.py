@@ -200,7 +200,9 @@ def list_metrics(
     job: str,
     service: Service,
     _caller: Caller,
-    after_step: Annotated[int, Query(ge=-1, description="Only steps after this one.")] = -1,
+    after_step: Annotated[
+        int, Query(ge=-1, le=2**63 - 1, description="Only steps after this one.")
+    ] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Steps, at most.")] = 1000,
 ) -> Listing[MetricsRow]:
     """The metrics of each step, by step."""

@@ -119,7 +119,8 @@ def _bytes_of(path: Path, offset: int, limit: int) -> bytes:
             raise
         raise Refusal(HTTPStatus.NOT_FOUND, "the log is a link, which is not followed") from None
     with os.fdopen(descriptor, "rb") as file:
-        file.seek(offset)
+        # Far behind the end seek() itself may fail: each file system has its own largest offset.
+        file.seek(min(offset, os.fstat(descriptor).st_size))
         return file.read(limit)
 
 

@@ -113,12 +113,12 @@ EventKind = Literal[
 class WorkerEvent(SpecModel):
     """One event of one attempt, as the driver writes it."""
 
-    seq: Annotated[int, Field(ge=1)]
+    seq: Annotated[int, Field(ge=1, lt=2**63)]
     """1, 2, 3, ... within the attempt, with no gap."""
     time: float
     """Seconds since the epoch, the driver's clock."""
     kind: EventKind
-    step: Annotated[int, Field(ge=0)] | None = None
+    step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     data: dict[str, Any] = Field(default_factory=dict)
 
 

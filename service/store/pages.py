@@ -7,6 +7,7 @@ rows, the cursor's own among them, neither repeat nor skip another.
 import base64
 import binascii
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,13 @@ def _older_than(table: Table, cursor: str) -> ColumnElement[bool]:
         created_at, key = json.loads(base64.urlsafe_b64decode(cursor.encode()))
     except (binascii.Error, UnicodeError, ValueError, TypeError) as error:
         raise BadCursor(f"{cursor!r} is no cursor of this service") from error
-    if not isinstance(created_at, int | float) or not isinstance(key, str):
+    # A cursor of our own making holds a float; a long integer would be too large for the database.
+    if (
+        not isinstance(created_at, float)
+        or not math.isfinite(created_at)
+        or not isinstance(key, str)
+        or not key.isascii()
+    ):
         raise BadCursor(f"{cursor!r} is no cursor of this service")
     return or_(
         table.c.created_at < created_at,

@@ -94,6 +94,8 @@ def test_an_attempt_that_has_ended_gets_409(running: tuple[RunningService, str])
         ({"seq": 0}, "events[0].seq"),
         ({"kind": "party"}, "events[0].kind"),
         ({"x": 1}, "events[0].x"),
+        ({"seq": 2**63}, "events[0].seq"),
+        ({"step": 2**63}, "events[0].step"),
     ],
 )
 def test_bad_batches_name_the_field(

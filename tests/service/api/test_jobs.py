@@ -198,3 +198,11 @@ def test_metrics_come_by_step_and_page_by_page(new_service: NewService) -> None:
     rest = service.http.get(f"/v1/jobs/{job}/metrics", params={"after_step": page["next"]}).json()
     assert [row["values"] for row in rest["data"]] == [{"loss": 0.25}, {"loss": 0.2}]
     (folder / "go").touch()
+
+
+def test_metrics_after_a_step_that_no_database_holds_are_refused(service: RunningService) -> None:
+    path = f"/v1/jobs/{service.submit()['id']}/metrics"
+    assert service.http.get(path, params={"after_step": 2**63 - 1}).json()["data"] == []
+    answer = service.http.get(path, params={"after_step": 2**63})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "after_step"

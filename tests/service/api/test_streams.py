@@ -150,6 +150,15 @@ def test_a_log_is_read_by_offset(ended: tuple[RunningService, str]) -> None:
     assert "".join(m.data["text"] for m in rest[:-1]) == "\nlast\u2028line"
 
 
+@pytest.mark.parametrize("after", [10**15, 2**63 - 1])
+def test_behind_the_end_of_a_log_there_is_nothing(
+    ended: tuple[RunningService, str], after: int
+) -> None:
+    service, job = ended
+    chunk = service.http.get(f"/v1/jobs/{job}/logs", params={"after": after}).json()
+    assert (chunk["text"], chunk["next_offset"], chunk["complete"]) == ("", after, True)
+
+
 def test_a_log_that_is_a_link_is_not_followed(
     ended: tuple[RunningService, str], tmp_path: Path
 ) -> None:
