@@ -7,9 +7,11 @@ from typing import Annotated
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from service.validation.problems import FieldProblem, InvalidRequest, from_pydantic
 
@@ -101,8 +103,14 @@ def invalid(problems: Sequence[FieldProblem], what: str = "request") -> Refusal:
     )
 
 
-def install(app: FastAPI) -> None:
-    """Makes every error of `app` a problem."""
+def _allowed(routes: Sequence[APIRoute], request: Request) -> str:
+    """All methods of a path; the framework names those of the first route that fits."""
+    fitting = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))
+
+
+def install(app: FastAPI, routes: Sequence[APIRoute]) -> None:
+    """Makes every error of `app`, which has these routes, a problem."""
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> Response:
@@ -121,14 +129,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        status = HTTPStatus(error.status_code)
+        status, headers = HTTPStatus(error.status_code), dict(error.headers or {})
         detail = str(error.detail)
         if status is HTTPStatus.NOT_FOUND and detail == status.phrase:
             detail = "nothing is here; GET /docs shows what this service has"
         elif status is HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = (error.headers or {}).get("Allow", "")
+            allowed = _allowed(routes, request) or headers.get("Allow", "others")
+            headers = {"allow": allowed}
             detail = f"this path does not take {request.method}; it takes {allowed}"
-        refusal = Refusal(status, detail, headers=error.headers)
+        refusal = Refusal(status, detail, headers=headers)
         return problem_response(request, refusal)
 
     @app.exception_handler(Exception)

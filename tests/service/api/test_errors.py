@@ -1,5 +1,7 @@
 """One shape for every error, whoever raises it."""
 
+import base64
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -21,6 +23,10 @@ def assert_problem(answer: httpx.Response, status: int) -> dict[str, object]:
     return problem
 
 
+def _cursor(text: str) -> str:
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -31,6 +37,9 @@ def assert_problem(answer: httpx.Response, status: int) -> dict[str, object]:
         ("DELETE", "/v1/jobs", 405),
         ("GET", "/v1/jobs?limit=0", 422),
         ("GET", "/v1/jobs?after=nonsense", 422),
+        ("GET", f"/v1/jobs?after={_cursor('[1' + '0' * 300 + ', "job-x"]')}", 422),
+        ("GET", f"/v1/jobs?after={_cursor(r'[1.0, "\ud800"]')}", 422),
+        ("GET", f"/v1/jobs?after={_cursor('[NaN, "job-x"]')}", 422),
         ("POST", "/v1/jobs", 422),
         ("POST", "/v1/files", 422),
         ("POST", "/v1/jobs/x/attempts/0/events", 422),
@@ -44,8 +53,8 @@ def test_every_error_is_a_problem(
 
 def test_a_wrong_method_names_the_right_ones(service: RunningService) -> None:
     answer = service.http.delete("/v1/files")
-    assert answer.headers["allow"]
-    assert "it takes" in str(assert_problem(answer, 405)["detail"])
+    assert answer.headers.get_list("allow") == ["GET, POST"]
+    assert "it takes GET, POST" in str(assert_problem(answer, 405)["detail"])
 
 
 def test_a_parameter_is_named_without_its_place(service: RunningService) -> None:
