@@ -115,11 +115,11 @@ def _resolve(value: Any, handler: ModelWrapValidatorHandler[AlgorithmSpec]) -> A
             "give the algorithm's `type`, one of: {known}",
             {"known": ", ".join(known)},
         )
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise PydanticCustomError(
             "unknown_algorithm",
             "unknown algorithm {name}; this service has: {known}",
-            {"name": repr(name), "known": ", ".join(known)},
+            {"name": repr(name)[:100], "known": ", ".join(known)},
         )
     return known[name].model_validate(value)
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from service.spec import JobSpec, algorithm_specs
 from service.validation.problems import (
@@ -19,6 +20,7 @@ from service.validation.problems import (
     KnownFields,
     from_pydantic,
 )
+from service.validation.repeated_keys import find_repeated_keys
 
 
 def read_job_spec(body: bytes) -> JobSpec:
@@ -31,10 +33,10 @@ def read_job_spec(body: bytes) -> JobSpec:
         spec = JobSpec.model_validate_json(body)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        raise InvalidRequest(
-            [_readable(p) for p in from_pydantic(errors, known_fields())]
-        ) from None
-    problems = [
+        known = known_fields(_algorithm_of(body))
+        raise InvalidRequest([_readable(p) for p in from_pydantic(errors, known)]) from None
+    problems = find_repeated_keys(body)
+    problems += [
         FieldProblem(field=path, message=message, fix="use plain JSON values")
         for path, message in _unstorable("", spec.model_dump(by_alias=True))
     ]
@@ -43,11 +45,24 @@ def read_job_spec(body: bytes) -> JobSpec:
     return spec
 
 
+def _algorithm_of(body: bytes) -> str | None:
+    """The installed algorithm that a document, wrong elsewhere, names."""
+    try:
+        document = from_json(body)
+    except ValueError:
+        return None
+    algorithm = document.get("algorithm") if isinstance(document, dict) else None
+    name = algorithm.get("type") if isinstance(algorithm, dict) else None
+    return name if isinstance(name, str) and name in algorithm_specs() else None
+
+
 def _readable(problem: FieldProblem) -> FieldProblem:
     """Gives the rules that our own models raise a field and a fix."""
     message = problem.message
     if message.startswith(("unknown algorithm", "give the algorithm's")):
         return problem.model_copy(update={"field": "algorithm.type", "fix": "use one of these"})
+    if message.startswith("give exactly one of"):
+        return problem.model_copy(update={"fix": "write one of them and leave the others out"})
     if message.startswith("Invalid JSON"):
         return problem.model_copy(update={"fix": "send one JSON object, as docs/job-spec.md shows"})
     # A rule over several fields speaks of the first one that it names: "`data` is needed: ...".
@@ -62,14 +77,17 @@ def _readable(problem: FieldProblem) -> FieldProblem:
 
 
 @cache
-def known_fields() -> KnownFields:
-    """The fields of a job document."""
+def known_fields(algorithm: str | None = None) -> KnownFields:
+    """The fields of a job document.
+
+    Args:
+        algorithm: which one the document names; None takes the fields of all together.
+    """
     descriptions: dict[str, str] = {}
     children: dict[str, list[str]] = {}
 
     def visit(model: type[BaseModel], path: str) -> None:
         fields = {info.alias or name: info for name, info in model.model_fields.items()}
-        # Which algorithm it is decides its fields; the union is close enough for a hint.
         children[path] = list(dict.fromkeys([*children.get(path, []), *fields]))
         for name, info in fields.items():
             inner_path = f"{path}.{name}" if path else name
@@ -78,8 +96,9 @@ def known_fields() -> KnownFields:
                 visit(inner, inner_path)
 
     visit(JobSpec, "")
-    for spec in algorithm_specs().values():
-        visit(spec, "algorithm")
+    for name, spec in algorithm_specs().items():
+        if algorithm in (None, name):
+            visit(spec, "algorithm")
     return KnownFields(descriptions=descriptions, children=children)
 
 

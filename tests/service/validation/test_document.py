@@ -45,7 +45,9 @@ def problems_of(body: bytes) -> list[FieldProblem]:
         ({"environment": None}, "environment", "is needed", "add it"),
         ({"training": {}}, "training.steps", "is needed", "add it"),
         ({"data": {"train": "file-0123456789abcdef"}}, "data", "has no use", "remove it"),
-        ({"model": {}}, "model", "exactly one", "weights"),
+        ({"model": {}}, "model", "exactly one", "leave the others out"),
+        ({"algorithm": {"type": ["grpo"]}}, "algorithm.type", "unknown algorithm", "use one"),
+        ({"algorithm": {"type": {}}}, "algorithm.type", "unknown algorithm", "use one"),
         ({"model": {"path": "a\0b"}}, "model.path", "NUL", "JSON"),
         (
             {"environment": {"id": "a/b", "config": {"x": [1e999]}}},
@@ -80,6 +82,34 @@ def test_all_faults_come_at_once() -> None:
 def test_bodies_that_are_no_json_object(body: bytes) -> None:
     (problem,) = problems_of(body)
     assert problem.field == ""
+
+
+def test_an_unknown_hyperparameter_is_answered_with_those_of_its_own_algorithm() -> None:
+    (problem,) = problems_of(
+        json.dumps(GOOD | {"algorithm": {"type": "sft", "group_size": 8}}).encode()
+    )
+    assert problem.field == "algorithm.group_size"
+    assert problem.fix == "remove it, or use one of: type, loss_aggregation"
+
+
+@pytest.mark.parametrize(
+    ("once", "twice", "field"),
+    [
+        ('"name": "sample"', '"name": "sample", "name": "other"', "name"),
+        ('"steps": 3', '"steps": 3, "steps": 3', "training.steps"),
+        (
+            '"id": "tools',
+            '"config": {"a": [{"b": 1, "b": 2}]}, "id": "tools',
+            "environment.config.a[0].b",
+        ),
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused(once: str, twice: str, field: str) -> None:
+    body = json.dumps(GOOD).replace(once, twice)
+    (problem,) = problems_of(body.encode())
+    assert problem.field == field
+    assert "more than once" in problem.message
+    assert problem.fix
 
 
 def test_every_field_of_the_job_spec_has_a_description() -> None:
