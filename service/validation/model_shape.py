@@ -4,6 +4,7 @@ The workers read the same config with Megatron at hand (`megatron_backend.models
 the torch-free half of that reading; a test feeds both the same bad configs.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,18 @@ from typing import Any
 from service.validation.problems import FieldProblem, quote
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+MAX_SIZE = 2**31 - 1
 ROPE_KINDS = ("default", "linear", "llama3")
+_ROPE_FACTORS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
 # What the families take where the config does not say.
 _DEFAULT_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
 
@@ -73,11 +85,23 @@ class _Reader:
         value = self.config.get(name)
         if value is None:
             value = default
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE:
             return value
         shown = "missing" if value is None else quote(str(value))
-        self.refuse(name, f"{name} is {shown}", "give a positive whole number")
+        self.refuse(name, f"{name} is {shown}", f"give a whole number from 1 to {MAX_SIZE}")
         return 1
+
+    def positive(self, values: Mapping[str, Any], name: str, path: str) -> None:
+        """A positive number that a float can hold."""
+        value = values.get(name)
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and 0 < value <= sys.float_info.max
+        ):
+            return
+        shown = "missing" if value is None else quote(str(value))
+        self.refuse(path, f"{name} is {shown}", "give a positive number")
 
 
 def read_shape(
@@ -103,6 +127,11 @@ def read_shape(
         )
         return None, reader.problems
     _refuse_unsupported(reader)
+    for name in ("rms_norm_eps", "initializer_range", "rope_theta"):
+        if name in config:
+            reader.positive(config, name, name)
+    if not isinstance(config.get("tie_word_embeddings", False), bool):
+        reader.refuse("tie_word_embeddings", "this is no boolean", "write true or false")
     hidden, heads = reader.size("hidden_size"), reader.size("num_attention_heads")
     kv_heads = reader.size("num_key_value_heads", heads)
     shape = ModelShape(
@@ -174,3 +203,14 @@ def _check_rope(reader: _Reader) -> None:
                 f"the kind of rotary scaling {quote(str(kind))} is not supported",
                 f"the kinds are: {', '.join(ROPE_KINDS)}",
             )
+            continue
+        if "rope_theta" in rope:
+            reader.positive(rope, "rope_theta", f"{name}.rope_theta")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            reader.refuse(
+                f"{name}.partial_rotary_factor",
+                "rotary embeddings of a part of each head are not supported",
+                "only 1.0 works",
+            )
+        for factor in _ROPE_FACTORS[kind]:
+            reader.positive(rope, factor, f"{name}.{factor}")

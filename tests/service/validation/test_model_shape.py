@@ -16,6 +16,15 @@ BAD: list[dict[str, Any]] = [
     {"hidden_size": 0},
     {"hidden_size": "64"},
     {"hidden_size": True},
+    {"rms_norm_eps": "small"},
+    {"initializer_range": [0.02]},
+    {"rope_theta": 0},
+    {"rope_theta": "1e4"},
+    {"rope_scaling": {"rope_type": "linear"}},
+    {"rope_scaling": {"rope_type": "linear", "factor": "two"}},
+    {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
+    {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     {"num_hidden_layers": None},
     {"vocab_size": -1},
     {"num_key_value_heads": 3},
@@ -47,6 +56,26 @@ def test_what_the_workers_would_refuse_is_refused_at_submit(changes: dict[str, A
     for problem in problems:
         assert problem.field.startswith("model.init.config.")
         assert problem.fix
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 10**400},
+        {"num_hidden_layers": 2**31},
+        {"rope_theta": 10**400},
+        {"rms_norm_eps": 0.0},
+        {"tie_word_embeddings": "no"},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_sizes_and_numbers_out_of_any_range_are_refused(changes: dict[str, Any]) -> None:
+    shape, problems = read_shape(_config(changes), "model.path")
+    assert shape is None
+    (name,) = changes
+    assert [problem.field for problem in problems] == [f"model.path.{name}"]
+    assert len(problems[0].message) < 300
+    assert problems[0].fix
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
