@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 _STEP = re.compile(r"step-([0-9]{8,9})")
@@ -22,8 +23,8 @@ class PublishedCheckpoint:
     attempt: int
     layout: Mapping[str, int]
     """tp, pp and dp of the ranks that wrote it; any layout can load it."""
-    created_at: str
-    """ISO 8601, UTC."""
+    created_at: float
+    """Seconds since the epoch."""
     bytes: int
     path: Path
     latest: bool
@@ -67,7 +68,7 @@ def checkpoints(root: Path) -> list[PublishedCheckpoint]:
                 step=step,
                 attempt=manifest["attempt"],
                 layout=manifest["layout"],
-                created_at=manifest["created_at"],
+                created_at=datetime.fromisoformat(manifest["created_at"]).timestamp(),
                 bytes=sum(entry["size"] for entry in manifest["files"].values()),
                 path=path,
                 latest=step == latest,

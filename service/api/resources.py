@@ -159,8 +159,7 @@ class CheckpointResource(Resource):
     object: Literal["job.checkpoint"] = "job.checkpoint"
     step: int
     attempt: int
-    created_at: str
-    """ISO 8601, UTC."""
+    created_at: float
     bytes: int
     layout: dict[str, int]
     """tp, pp and dp of the ranks that wrote it; any layout can load it."""

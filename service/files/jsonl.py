@@ -136,8 +136,8 @@ def _check_row(line: bytes, terminated: bool) -> None:
         ) from None
     except RecursionError:
         raise _BadRow("nested too deeply", "flatten it") from None
-    except ValueError as error:  # an integer with more digits than Python converts
-        raise _BadRow(f"not a usable number: {error}") from None
+    except ValueError:  # an integer with more digits than Python converts
+        raise _BadRow("a number has too many digits", "write it as a string") from None
     if "\\u" in text:  # surrogates can only come from escapes: the bytes were valid UTF-8
         _refuse_lone_surrogates(row)
     if not isinstance(row, dict):

@@ -93,7 +93,7 @@ def test_b11_a_cut_last_line_is_refused_with_its_number(tmp_path: Path) -> None:
         ('{"messages": [], "x": 1e999}', "out of range"),
         ('{"a": 1, "a": 2}', "'a' occurs twice"),
         ("[" * 100_000, "nested too deeply"),
-        ("9" * 5000, "number"),
+        ("9" * 5000, "a number has too many digits"),
     ],
 )
 def test_b11_wrong_rows_say_what_is_wrong(tmp_path: Path, line: str, says: str) -> None:

@@ -90,3 +90,12 @@ def test_an_unknown_attempt_is_not_found(store: Store) -> None:
     assert store.attempts.of_job(job.id) == []
     with pytest.raises(NotFound, match=f"{job.id}/1"):
         store.attempts.get(job.id, 1)
+
+
+def test_bad_ends_are_counted_by_their_reason(store: Store) -> None:
+    assert store.attempts.counts_by_reason() == {}
+    for reason in (Reason.NAN_LOSS, None, Reason.NAN_LOSS, Reason.TIMEOUT):
+        _, held = starting_job(store)
+        state = JobState.FAILED if reason else JobState.SUCCEEDED
+        store.attempts.end(held, 1, AttemptEnd(next_state=state, reason=reason))
+    assert store.attempts.counts_by_reason() == {Reason.NAN_LOSS: 2, Reason.TIMEOUT: 1}

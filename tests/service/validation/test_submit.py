@@ -210,6 +210,7 @@ def test_a_model_from_another_job(service: RunningService) -> None:
     listed = service.http.get("/v1/jobs/earlier/checkpoints").json()["data"]
     assert [(c["step"], c["latest"], c["bytes"]) for c in listed] == [(10, False, 3), (20, True, 3)]
     assert listed[1]["source"] == f"job:{earlier['id']}@20"
+    assert listed[1]["created_at"] == 1767225600.0
 
 
 def test_a_model_from_a_job_that_is_not_there(service: RunningService) -> None:
