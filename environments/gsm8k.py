@@ -17,8 +17,8 @@ class Gsm8kConfig(EnvironmentConfig):
     """Settings of `math/gsm8k`."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """JSONL file with `question` and `answer` (ending in `#### NUMBER`) in each row; a path on the
-    machine that trains, absolute or under one of its PLANISH_DATA_ROOTS."""
+    """JSONL file with `question` and `answer` (ending in `#### NUMBER`) in each row; under one
+    of the service's data roots, and relative to it or absolute."""
     extraction: Literal["flexible", "strict"] = "flexible"
     r"""`strict`: the answer must follow `####`. `flexible`: the last of `####`, `\boxed{}` and "the
     answer is", else the last number."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 ROOTS_VARIABLE = "PLANISH_DATA_ROOTS"
-"""Folders, separated as in PATH, that question files must lie under. Unset: any absolute path."""
+"""Folders, separated as in PATH, that question files must lie under. Unset: any absolute path;
+empty: none."""
 MAX_FILE_BYTES = 1 << 30
 MAX_ROW_BYTES = 1 << 20
 
@@ -28,20 +29,23 @@ def resolve(path: str) -> Path:
     """
     if "\0" in path or ".." in Path(path).parts:
         raise QuestionFileError("the path must not hold '..' or a NUL")
-    named = os.environ.get(ROOTS_VARIABLE, "").split(os.pathsep)
-    roots = [Path(root).resolve() for root in named if root]
-    if not roots and not Path(path).is_absolute():
+    named = os.environ.get(ROOTS_VARIABLE)
+    if named is None and not Path(path).is_absolute():
         raise QuestionFileError(f"the path must be absolute, since {ROOTS_VARIABLE} is not set")
-    for candidate in [root / path for root in roots] or [Path(path)]:
+    roots = [Path(root).resolve() for root in (named or "").split(os.pathsep) if root]
+    for candidate in [Path(path)] if named is None else [root / path for root in roots]:
         try:
             found = candidate.resolve()
-            allowed = not roots or any(found.is_relative_to(root) for root in roots)
+            allowed = named is None or any(found.is_relative_to(root) for root in roots)
             if allowed and found.is_file():
                 return found
         except (OSError, RuntimeError):  # a name too long, a folder closed to us, links in a ring
             continue
-    where = f" under {ROOTS_VARIABLE}" if roots else ""
-    raise QuestionFileError(f"no file at this path{where}")
+    if named is None:
+        raise QuestionFileError("no file at this path")
+    # In the same words for what lies outside, whether something is there or not.
+    where = ", ".join(map(str, roots)) or f"any folder: {ROOTS_VARIABLE} is empty"
+    raise QuestionFileError(f"no file at this path under the data roots ({where})")
 
 
 def read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:

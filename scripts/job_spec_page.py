@@ -57,7 +57,8 @@ training: {steps: 100}
 - Models are `llama`, `qwen2` or `qwen3`, with safetensors, a fast tokenizer and a chat template, in
   a folder that lies under a model root once symlinks are resolved.
 - Files exist and were uploaded with the purpose `fine-tune`; environments exist and take their
-  `config`; the cluster is one of the service's launchers.
+  `config`; the cluster is one of the service's launchers
+  and has the machines and GPUs.
 
 ## Fields
 """

@@ -72,7 +72,11 @@ def create_app(
             _open,
             settings,
             installed_launchers(settings) if launchers is None else launchers,
-            catalogue or Catalogue(timeout_seconds=settings.catalogue_timeout_seconds),
+            catalogue
+            or Catalogue(
+                timeout_seconds=settings.catalogue_timeout_seconds,
+                data_roots=settings.all_data_roots,
+            ),
             on_first_key,
         )
         app.state.service = service
@@ -95,7 +99,7 @@ def create_app(
     app.state.registry = registry
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(RequestContext, metrics=requests)
-    problems.install(app)
+    problems.install(app, api_routes())
     for router in ROUTERS:
         app.include_router(router)
     for route in api_routes():
@@ -118,7 +122,7 @@ def _open(
 ) -> ServiceContext:
     # A folder that is made here is for this user alone: it will hold what people train on.
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for folder in (settings.jobs_dir, settings.data_dir / "models"):
+    for folder in (settings.jobs_dir, settings.data_dir / "models", settings.data_dir / "data"):
         folder.mkdir(exist_ok=True)
     store = Store.open(settings.store_url)
     first = ensure_first_key(store, settings)
@@ -132,7 +136,7 @@ def _open(
         store=store,
         catalogue=catalogue,
         validator=Validator(
-            settings=settings, store=store, catalogue=catalogue, clusters=launchers.keys()
+            settings=settings, store=store, catalogue=catalogue, launchers=launchers
         ),
         reconciler=Reconciler(
             store,

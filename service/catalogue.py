@@ -2,8 +2,8 @@
 
 The service must not import them: they bring libraries of any weight and quality. So it runs
 `python -m environments describe` once, and `python -m environments check` for each reference that
-it has not seen; both answers are kept, since what is installed does not change while the service
-runs. A failed call is not kept: the next request tries again.
+it has not accepted yet; what is installed does not change while the service runs. Neither a failed
+call nor a refusal is kept: a file that was missing may be there when the next request comes.
 """
 
 import hashlib
@@ -13,10 +13,13 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from service.settings import DATA_ROOTS_VARIABLE, joined_roots
 
 MAX_CHECKS_KEPT = 1024
 # Each call imports libraries for seconds of CPU.
@@ -64,13 +67,20 @@ class _Answer(BaseModel):
 class Catalogue:
     """What is known about environments; may be used from any thread."""
 
-    def __init__(self, *, timeout_seconds: float) -> None:
+    def __init__(self, *, timeout_seconds: float, data_roots: Sequence[Path] = ()) -> None:
+        """Asks nobody yet.
+
+        Args:
+            timeout_seconds: limit of one call.
+            data_roots: folders that environments may read files from.
+        """
         self._timeout_seconds = timeout_seconds
+        self._data_roots = tuple(data_roots)
         self._lock = threading.Lock()
         self._environments: Mapping[str, EnvironmentInfo] | None = None
         self.failure: str | None = None
         """Why the list could not be had, the last time that it was asked for."""
-        self._checks: OrderedDict[str, _Answer] = OrderedDict()
+        self._checks: OrderedDict[str, int] = OrderedDict()  # a reference's version
         self._slots = threading.BoundedSemaphore(MAX_CALLS_AT_ONCE)
         self._running: set[subprocess.Popen[str]] = set()
         self.closed = False
@@ -124,12 +134,13 @@ class Catalogue:
             known = self._checks.get(key)
             if known is not None:
                 self._checks.move_to_end(key)
-                return known.version, known.errors
+                return known, []
         answer = self._ask(request)
-        with self._lock:
-            self._checks[key] = answer
-            if len(self._checks) > MAX_CHECKS_KEPT:
-                self._checks.popitem(last=False)
+        if answer.version is not None:
+            with self._lock:
+                self._checks[key] = answer.version
+                if len(self._checks) > MAX_CHECKS_KEPT:
+                    self._checks.popitem(last=False)
         return answer.version, answer.errors
 
     def _ask(self, request: str) -> _Answer:
@@ -153,7 +164,7 @@ class Catalogue:
             process.kill()
 
     def _call(self, command: str, request: str | None) -> tuple[str, int]:
-        with self._slots, _spawn(command) as process:
+        with self._slots, _spawn(command, self._data_roots) as process:
             self._running.add(process)
             try:
                 output, errors = process.communicate(request or "", timeout=self._timeout_seconds)
@@ -173,11 +184,12 @@ class Catalogue:
         return output, code
 
 
-def _spawn(command: str) -> subprocess.Popen[str]:
+def _spawn(command: str, data_roots: Sequence[Path]) -> subprocess.Popen[str]:
+    # Whatever else the service was told in variables is not for the libraries of environments.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PLANISH_")}
     return subprocess.Popen(
         [sys.executable, "-m", "environments", command],
-        # Whatever the service was told in variables is not for the libraries of environments.
-        env={k: v for k, v in os.environ.items() if not k.startswith("PLANISH_")},
+        env=kept | {DATA_ROOTS_VARIABLE: joined_roots(data_roots)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

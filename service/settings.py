@@ -1,5 +1,7 @@
 """What an operator sets about one service process."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from service.auth.keys import KEY_PATTERN
 
 BOOTSTRAP_KEY_VARIABLE = "PLANISH_BOOTSTRAP_KEY"
+DATA_ROOTS_VARIABLE = "PLANISH_DATA_ROOTS"
+"""How environments, in whatever process, learn which folders their files must lie under."""
 
 MIB = 1024 * 1024
 
@@ -31,6 +35,8 @@ class Settings(BaseModel):
     """How workers reach the service; null means `host` and `port`."""
     model_roots: tuple[Path, ...] = ()
     """Folders that jobs may read models and tokenizers from, besides `data_dir`/models."""
+    data_roots: tuple[Path, ...] = ()
+    """Folders that environments may read files of questions from, besides `data_dir`/data."""
     bootstrap_key: SecretStr | None = None
     """An API key to accept from the start; null makes one at the first start."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1 * MIB
@@ -57,6 +63,15 @@ class Settings(BaseModel):
     def _absolute(cls, path: Path) -> Path:
         # Workers get paths below it, and have another working directory.
         return path.absolute()
+
+    @field_validator("data_dir", "data_roots")
+    @classmethod
+    def _no_separator(cls, value: Path | tuple[Path, ...]) -> Path | tuple[Path, ...]:
+        # Roots pass through a variable, as one list: half of a name could be a wider root.
+        for path in (value,) if isinstance(value, Path) else value:
+            if os.pathsep in str(path):
+                raise ValueError(f"the name of a folder must not hold {os.pathsep!r}: {path}")
+        return value
 
     @field_validator("bootstrap_key")
     @classmethod
@@ -96,3 +111,13 @@ class Settings(BaseModel):
     def all_model_roots(self) -> tuple[Path, ...]:
         """Every folder that a job may name a model in, symlinks resolved."""
         return tuple(root.resolve() for root in (self.data_dir / "models", *self.model_roots))
+
+    @property
+    def all_data_roots(self) -> tuple[Path, ...]:
+        """Every folder that an environment may read files from, symlinks resolved."""
+        return tuple(root.resolve() for root in (self.data_dir / "data", *self.data_roots))
+
+
+def joined_roots(roots: Sequence[Path]) -> str:
+    """Roots as the value of `DATA_ROOTS_VARIABLE`."""
+    return os.pathsep.join(map(str, roots))

@@ -16,6 +16,10 @@ def serve(
         list[Path] | None,
         typer.Option(help="Folder that jobs may read models from; may be given again."),
     ] = None,
+    data_root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder that environments may read files from; may be given again."),
+    ] = None,
     public_url: Annotated[
         str | None, typer.Option(help="How workers reach the service, where not by host and port.")
     ] = None,
@@ -37,6 +41,7 @@ def serve(
         "data_dir": data_dir,
         "public_url": public_url,
         "model_roots": tuple(path.absolute() for path in model_root or ()),
+        "data_roots": tuple(path.absolute() for path in data_root or ()),
         "max_local_jobs": max_local_jobs,
         "database_url": database_url,
     }

@@ -4,9 +4,11 @@ A list of what is let through, not of what is kept back: a secret that an operat
 next year does not leak into a job because nobody thought of it here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from service.launchers.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
+from service.settings import DATA_ROOTS_VARIABLE, joined_roots
 
 _NAMES = frozenset(
     {
@@ -40,8 +42,18 @@ _NAMES = frozenset(
 _PREFIXES = ("CUDA_", "GLOO_", "LC_", "NCCL_", "NVIDIA_", "NVTE_")
 
 
-def driver_environment(service: Mapping[str, str], job_id: str, attempt: int) -> dict[str, str]:
-    """The driver's environment: what it needs of the service's, and the attempt's marks."""
+def driver_environment(
+    service: Mapping[str, str], job_id: str, attempt: int, data_roots: Sequence[Path] = ()
+) -> dict[str, str]:
+    """The driver's environment: what it needs of the service's, and the attempt's marks.
+
+    Args:
+        service: the environment of the service.
+        job_id: the job.
+        attempt: the attempt.
+        data_roots: folders that the job's environments may read files from; the same that they
+            were checked with at submit.
+    """
     kept = {
         name: value
         for name, value in service.items()
@@ -51,6 +63,7 @@ def driver_environment(service: Mapping[str, str], job_id: str, attempt: int) ->
         **kept,
         JOB_VARIABLE: job_id,
         ATTEMPT_VARIABLE: str(attempt),
+        DATA_ROOTS_VARIABLE: joined_roots(data_roots),
         "PYTHONUNBUFFERED": "1",
         # setproctitle, which Ray calls, otherwise writes titles over the memory behind
         # /proc/PID/environ, and with it over the marks.

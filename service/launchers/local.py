@@ -23,6 +23,7 @@ from pathlib import Path
 
 from service.jobs.folder import AttemptFolder, JobFolder
 from service.launchers.environment import driver_environment
+from service.launchers.gpus import count_gpus
 from service.launchers.processes import Process, group_of, is_alive, marked, send
 from service.launchers.protocol import (
     LaunchError,
@@ -45,6 +46,8 @@ class LocalLauncher:
         jobs_dir: Path,
         *,
         capacity: int | None = 1,
+        data_roots: Sequence[Path] = (),
+        gpus: int | None = None,
         command: Sequence[str] = DRIVER,
         poll_seconds: float = 0.2,
     ) -> None:
@@ -53,12 +56,17 @@ class LocalLauncher:
         Args:
             jobs_dir: the folder that holds the jobs' folders, each under its job's id.
             capacity: how many jobs run at once; null sets no limit.
+            data_roots: folders that environments may read files from.
+            gpus: how many GPUs this machine has; null counts them.
             command: started as `COMMAND... JOB_DIR --attempt N`.
             poll_seconds: how often it is worth asking.
         """
         self.capacity = capacity
+        self.nodes: int | None = 1
+        self.gpus_per_node: int | None = count_gpus(os.environ) if gpus is None else gpus
         self.poll_seconds = poll_seconds
         self._jobs_dir = jobs_dir.resolve()
+        self.data_roots = tuple(data_roots)
         self._command = tuple(command)
         self._lock = threading.Lock()
         self._children: dict[str, int] = {}
@@ -162,7 +170,9 @@ class LocalLauncher:
                 stdout=log,
                 stderr=log,
                 cwd=request.job_dir,
-                env=driver_environment(os.environ, request.job_id, request.attempt),
+                env=driver_environment(
+                    os.environ, request.job_id, request.attempt, self.data_roots
+                ),
                 start_new_session=True,
                 pass_fds=(pipe,),
             )

@@ -67,6 +67,10 @@ class Launcher(Protocol):
 
     capacity: int | None
     """How many jobs it takes at once; the service queues the others. Null sets no limit."""
+    nodes: int | None
+    """How many machines one job can have; null where it cannot be known."""
+    gpus_per_node: int | None
+    """How many GPUs each machine has; null where it cannot be known."""
     poll_seconds: float
     """How often it is worth asking."""
 

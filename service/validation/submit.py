@@ -4,15 +4,17 @@ Nothing is stored or started here, so `POST /v1/jobs:plan` and `POST /v1/jobs` s
 a plan that was accepted can only be refused a moment later where the world has changed.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.catalogue import Catalogue
+from service.launchers import Launcher
 from service.settings import Settings
 from service.spec import JobContext, JobSpec
 from service.store import Store
 from service.validation.batch import check_batch, check_lengths, check_schedule
+from service.validation.cluster import check_cluster
 from service.validation.environments import resolve_environment
 from service.validation.files import find_files
 from service.validation.layout import check_layout, check_rollout_world, resolve_dp
@@ -55,12 +57,12 @@ class Validator:
         settings: Settings,
         store: Store,
         catalogue: Catalogue,
-        clusters: Collection[str],
+        launchers: Mapping[str, Launcher],
     ) -> None:
         self._files_dir: Path = settings.files_dir
         self._store = store
         self._catalogue = catalogue
-        self._clusters = sorted(clusters)
+        self._launchers = launchers
         self._models = ModelFinder(
             roots=settings.all_model_roots, jobs_dir=settings.jobs_dir, store=store
         )
@@ -72,7 +74,7 @@ class Validator:
             InvalidRequest: with every fault that was found.
             CatalogueUnavailable: the environments' process failed.
         """
-        problems = self._check_cluster(spec) + check_schedule(spec)
+        problems = check_cluster(spec, self._launchers) + check_schedule(spec)
         dp, found = resolve_dp(spec)
         problems += found
         if dp is not None:
@@ -92,17 +94,6 @@ class Validator:
             raise InvalidRequest(problems)
         pinned = pinned.model_copy(update={"model": model.source})
         return AcceptedJob(spec=pinned, dp=dp, model=model, files=files)
-
-    def _check_cluster(self, spec: JobSpec) -> list[FieldProblem]:
-        cluster = spec.resources.cluster
-        if cluster in self._clusters:
-            return []
-        problem = FieldProblem(
-            field="resources.cluster",
-            message=f"this service has no cluster {cluster!r}",
-            fix=f"use one of: {', '.join(self._clusters)}",
-        )
-        return [problem]
 
     def _pin_environments(self, spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
         problems: list[FieldProblem] = []

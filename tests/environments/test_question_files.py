@@ -69,6 +69,22 @@ def test_nothing_else_is(root: Path, path: str) -> None:
         resolve(str(root / path))
 
 
+def test_an_empty_list_of_roots_allows_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROOTS_VARIABLE, "")
+    for path in ("q.jsonl", str(root / "q.jsonl")):
+        with pytest.raises(QuestionFileError, match="any folder"):
+            resolve(path)
+
+
+def test_what_lies_outside_is_refused_alike_whether_it_is_there_or_not(root: Path) -> None:
+    answers = set()
+    for path in ("/etc/passwd", "/etc/missing", str(root.parent / "outside.jsonl")):
+        with pytest.raises(QuestionFileError) as raised:
+            resolve(path)
+        answers.add(str(raised.value))
+    assert answers == {f"no file at this path under the data roots ({root})"}
+
+
 def test_without_roots_a_path_must_be_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
