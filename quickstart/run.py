@@ -86,7 +86,7 @@ def run_jobs(console: Console, asked: argparse.Namespace) -> Run | None:
     console.print("[bold]1[/] A model of half a million parameters, a tokenizer, training rows")
     config = write_model_folder(OUT / "model")
     rows = OUT / "train.jsonl"
-    count = jobs.SFT_STEPS * jobs.SFT_ROWS // jobs.SFT_EPOCHS
+    count = jobs.SFT_STEPS * jobs.SFT_ROWS
     write_rows(
         rows,
         seed=asked.seed,
