@@ -42,6 +42,8 @@ def set_environment(ranks: int) -> None:
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
+                # Ray gives its workers the lowest priority but few; here they are what it is for.
+                "RAY_worker_niceness": "0",
             }
         )
         if sys.platform == "linux":

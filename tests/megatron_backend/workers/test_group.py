@@ -29,6 +29,8 @@ with ray_session(2, gpus=0):
         print(type(error).__name__, str(error)[6:])  # rank 0 or 1, whichever was first
     addresses = group.call("prepare")
     print(len(addresses), len({pid for _, _, pid in addresses}))
+    priorities = {os.getpriority(os.PRIO_PROCESS, pid) for _, _, pid in addresses}
+    print("as the driver" if priorities == {os.getpriority(os.PRIO_PROCESS, 0)} else priorities)
     os.kill(addresses[1][2], signal.SIGKILL)
     try:
         group.call("prepare")
@@ -64,6 +66,7 @@ def test_an_error_of_a_rank_and_the_death_of_one() -> None:
     assert run(ERRORS) == [
         "RuntimeError  has no model yet: call setup first",
         "2 2",
+        "as the driver",
         "WorkerLost 1",
     ]
 
