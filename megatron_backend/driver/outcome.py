@@ -43,7 +43,7 @@ def outcome_of(error: BaseException | None, attempt: int) -> Outcome:
     message = str(error)
     if reason is None:
         # Not foreseen, so whoever looks into it needs the place.
-        reason = Reason.USER_ERROR
+        reason = Reason.INTERNAL_ERROR
         message = "".join(traceback.format_exception(error))
     if len(message) > MAX_MESSAGE:  # the end of a traceback says most
         message = "..." + message[-(MAX_MESSAGE - 3) :]

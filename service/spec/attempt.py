@@ -33,6 +33,8 @@ class Reason(StrEnum):
 
     USER_ERROR = "USER_ERROR"
     """The job's own fault: data, environment code, a setting only the worker could check."""
+    INTERNAL_ERROR = "INTERNAL_ERROR"
+    """An error that nobody foresaw, most likely a fault of ours; the message has the traceback."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     """The kernel, the cluster or the device ran out of memory for it."""
     NODE_FAILURE = "NODE_FAILURE"

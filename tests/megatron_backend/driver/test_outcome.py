@@ -61,7 +61,7 @@ def test_what_was_not_foreseen_comes_with_its_place(error: Exception) -> None:
         raise error
     except type(error) as raised:
         outcome = outcome_of(raised, 1)
-    assert outcome.reason is Reason.USER_ERROR
+    assert outcome.reason is Reason.INTERNAL_ERROR
     assert "test_outcome.py" in outcome.message
     assert type(error).__name__ in outcome.message
 

@@ -77,7 +77,13 @@ def test_faults_of_the_machine_have_their_own_budget(reason: Reason) -> None:
 
 @pytest.mark.parametrize(
     "reason",
-    [Reason.USER_ERROR, Reason.OUT_OF_MEMORY, Reason.NAN_LOSS, Reason.ENVIRONMENT_ERRORS],
+    [
+        Reason.USER_ERROR,
+        Reason.INTERNAL_ERROR,
+        Reason.OUT_OF_MEMORY,
+        Reason.NAN_LOSS,
+        Reason.ENVIRONMENT_ERRORS,
+    ],
 )
 def test_faults_of_the_job_have_their_own_budget(reason: Reason) -> None:
     used = ended(Reason.NODE_FAILURE, Reason.WORKER_LOST)
