@@ -83,4 +83,6 @@ def resolve(url: str | None, api_key: str | None) -> Connection:
         api_key = saved.api_key
     if api_key is None:
         raise NotConfigured(f"no API key for {url}: set {KEY_VARIABLE} (or give --key)")
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise NotConfigured(f"the API key holds characters that no key has; see {KEY_VARIABLE}")
     return Connection(url=url, api_key=api_key)

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 1024 * 1024
+_MAX_DIGITS = 1000
 
 
 class BadDocument(Exception):
@@ -69,12 +70,27 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 
 def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(str(loader.construct_scalar(node)))
+    digits = str(loader.construct_scalar(node))
+    if len(digits) > _MAX_DIGITS:
+        raise yaml.constructor.ConstructorError(
+            None, None, "the number has too many digits", node.start_mark
+        )
+    return int(digits)
+
+
+def _str(loader: _Loader, node: yaml.ScalarNode) -> str:
+    text = str(loader.construct_scalar(node))
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise yaml.constructor.ConstructorError(
+            None, None, "the text holds half of a surrogate pair", node.start_mark
+        )
+    return text
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 _Loader.add_constructor("tag:yaml.org,2002:int", _int)
+_Loader.add_constructor("tag:yaml.org,2002:str", _str)
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -98,6 +114,8 @@ def read_document(path: Path) -> dict[str, Any]:
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         what = ", ".join(part for part in (error.context, error.problem) if part)
         raise BadDocument(f"{path}{where}: {what}") from None
+    except RecursionError:
+        raise BadDocument(f"{path} is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise BadDocument(f"{path}: {error}") from None
     if not isinstance(found, dict):

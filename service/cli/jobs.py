@@ -9,7 +9,7 @@ from rich.text import Text
 from service.api.resources import JobResource
 from service.cli.context import Exit, err, out, session_of
 from service.cli.documents import read_document
-from service.cli.rendering import job_table, print_job, print_json, print_plan
+from service.cli.rendering import job_table, print_job, print_json, print_plan, print_table
 from service.cli.watching import Watch
 from service.client import Client
 
@@ -73,7 +73,7 @@ def list_jobs(
     if as_json:
         print_json(out(), found)
     elif found:
-        out().print(job_table(found))
+        print_table(out(), job_table(found))
     else:
         err().print("no jobs yet: planish submit FILE.yaml")
 

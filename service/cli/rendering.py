@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -75,6 +76,13 @@ def bytes_text(count: int) -> str:
 def layout_text(layout: Layout) -> str:
     """A layout as `tp2 pp1 dp1`."""
     return f"tp{layout.tp} pp{layout.pp} dp{layout.dp}"
+
+
+def print_table(console: Console, table: Table) -> None:
+    """A table, as wide as it is: half of an id is of no use to anybody."""
+    anything = console.options.update(max_width=10_000)
+    table.width = Measurement.get(console, anything, table).maximum
+    console.print(table)
 
 
 def job_table(jobs: list[JobSummary]) -> Table:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from service.cli.context import Exit, err, out, session_of
 from service.cli.jobs import AsJson, JobName
-from service.cli.rendering import bytes_text, print_json, when
+from service.cli.rendering import bytes_text, print_json, print_table, when
 
 files = typer.Typer(help="Uploaded files.", no_args_is_help=True)
 
@@ -80,7 +80,7 @@ def list_files(
             bytes_text(file.bytes),
             when(file.created_at),
         )
-    out().print(table)
+    print_table(out(), table)
 
 
 @contextmanager

@@ -51,9 +51,15 @@ class Transport:
             response = self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise self._lost(error) from error
-        if response.is_error:
+        if not response.is_success:
             raise api_error(response)
-        return response.json()
+        try:
+            return response.json()
+        except ValueError:
+            raise ConnectionLost(
+                f"what answers at {self._http.base_url} is no Planish service: it sent "
+                f"{response.text[:100]!r}"
+            ) from None
 
     def retried(self, method: str, path: str, **options: Any) -> Any:
         """As `request`, for requests that may be sent twice: tries again while it makes sense."""
@@ -94,7 +100,7 @@ class Transport:
         """
         try:
             with self._http.stream("GET", path) as response:
-                if response.is_error:
+                if not response.is_success:
                     response.read()
                     raise api_error(response)
                 take(int(response.headers.get("content-length", 0)), response.iter_bytes())
@@ -111,7 +117,7 @@ class Transport:
         with self._http.stream(
             "GET", path, params=params, headers=headers, timeout=timeout
         ) as response:
-            if response.is_error:
+            if not response.is_success:
                 response.read()
                 raise api_error(response)
             yield from read_messages(response.iter_bytes())

@@ -112,6 +112,9 @@ def test_what_is_refused_is_shown_field_by_field(
         (("frobnicate",), 2, "No such command"),
         (("--url", "http://127.0.0.1:9", "list"), 3, "planish serve starts one"),
         (("--key", "planish_wrong", "list"), 2, "unknown or was revoked"),
+        (("--key", "planish_é", "list"), 2, "characters that no key has"),
+        (("--key", "planish_a\nb", "list"), 2, "characters that no key has"),
+        (("show", ""), 2, "nothing is here"),
     ],
 )
 def test_errors_have_exit_codes_and_say_what_to_do(
@@ -120,6 +123,19 @@ def test_errors_have_exit_codes_and_say_what_to_do(
     found, out, err = run(*arguments)
     assert (found, out) == (code, "")
     assert says in err
+
+
+def test_a_narrow_terminal_cuts_no_id(
+    run: Run, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "long-" + "x" * 58
+    job = service.submit(name=name)["id"]
+    file = service.upload()
+    listed = run("list", "--limit", "1")[1]
+    assert job in listed
+    assert name in listed
+    assert file in run("files", "list", "--limit", "1")[1]
 
 
 def test_without_a_service_it_says_how_to_start_one(

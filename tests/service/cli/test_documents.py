@@ -68,6 +68,9 @@ def test_json_anchors_merges_and_a_byte_order_mark(tmp_path: Path) -> None:
         (b"a: \xff\n", "not UTF-8 at byte 4"),
         ("a: \x01\n", "special characters are not allowed"),
         ("x: " + "y" * 2_000_000, "larger than"),
+        ("x: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ('a: 1\nx: ["\\ud800"]', "line 2, column 5: the text holds half of a surrogate pair"),
+        ("x: " + "9" * 5000, "line 1, column 4: the number has too many digits"),
     ],
 )
 def test_what_is_no_job_file_says_where_and_why(

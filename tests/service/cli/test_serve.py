@@ -117,3 +117,22 @@ def test_wrong_settings_end_with_a_reason_and_make_nothing(
     assert says in output
     assert "Traceback" not in output
     assert not data_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nonsense://x", "nonsense"),
+        ("sqlite://", "a database on disk"),
+        ("sqlite:////proc/planish.db", "unable to open"),
+    ],
+)
+def test_a_database_that_cannot_be_used_has_a_plain_message(
+    data_dir: Path, url: str, says: str
+) -> None:
+    served = Served(data_dir, "--database-url", url)
+    output, _ = served.process.communicate(timeout=120)
+    assert served.process.returncode == 2
+    assert "the database cannot be used" in output
+    assert says in output
+    assert "Traceback" not in output

@@ -53,6 +53,15 @@ def test_a_page_of_a_proxy_becomes_a_readable_error() -> None:
         client.job("x")
 
 
+def test_another_server_is_not_taken_for_the_service() -> None:
+    client, _ = answering(httpx.Response(200, text="<html>hello</html>"))
+    with pytest.raises(ConnectionLost, match="is no Planish service: it sent '<html>hello"):
+        client.job("x")
+    client, _ = answering(httpx.Response(302, headers={"location": "/login"}))
+    with pytest.raises(ApiError, match="302 Found"):
+        client.job("x")
+
+
 def test_patience_ends() -> None:
     client, requests = answering(httpx.ConnectError("refused"))
     with pytest.raises(ConnectionLost, match="refused"):
