@@ -95,7 +95,12 @@ def create_app(
             await run_in_threadpool(service.reconciler.stop)
             service.store.close()
 
-    app = FastAPI(title="Planish", lifespan=lifespan, separate_input_output_schemas=False)
+    app = FastAPI(
+        title="Planish",
+        lifespan=lifespan,
+        separate_input_output_schemas=False,
+        redirect_slashes=False,
+    )
     app.state.registry = registry
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(RequestContext, metrics=requests)

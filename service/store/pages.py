@@ -56,7 +56,7 @@ def _older_than(table: Table, cursor: str) -> ColumnElement[bool]:
         not isinstance(created_at, float)
         or not math.isfinite(created_at)
         or not isinstance(key, str)
-        or not key.isascii()
+        or not (key.isascii() and key.isprintable())
     ):
         raise BadCursor(f"{cursor!r} is no cursor of this service")
     return or_(
