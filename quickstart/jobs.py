@@ -5,8 +5,8 @@ from typing import Any
 
 from data import ENVIRONMENT, GRPO_SEED, HELD_OUT_SEED
 
-SFT_STEPS, SFT_ROWS = 450, 64
-GRPO_STEPS, QUESTIONS, SAMPLES = 40, 32, 8
+SFT_STEPS, SFT_ROWS = 300, 64
+GRPO_STEPS, QUESTIONS, SAMPLES = 32, 32, 8
 TOOL_SHARE = 0.45
 MAX_NEW_TOKENS = 20
 
@@ -32,7 +32,7 @@ def sft(*, seed: int, config: dict[str, Any], tokenizer: Path, file_id: str, ite
             "max_length": 128,
             "seed": seed,
         },
-        "checkpoint": {"every_steps": 150, "export": False},
+        "checkpoint": {"every_steps": 100, "export": False},
         "rollout": {"max_new_tokens": MAX_NEW_TOKENS},
         "evaluation": evaluation(seed, items),
     }
