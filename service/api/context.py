@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, cast
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
@@ -20,6 +21,8 @@ from service.validation.submit import Validator
 
 # The time of a key's last use is for people; it need not cost a write each request.
 _KEY_USE_SECONDS = 60.0
+
+MAX_CHECKS_AT_ONCE = 16
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, `planish_...`")
 _attempt_bearer = HTTPBearer(
@@ -37,6 +40,9 @@ class ServiceContext:
     validator: Validator
     reconciler: Reconciler
     started_at: float = field(default_factory=time.monotonic)
+    checking: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(MAX_CHECKS_AT_ONCE))
+    """Threads that check jobs. An environment may take a minute to answer, and however many ask
+    meanwhile, the other requests must find a thread."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process is asked to end; streams close themselves then."""
 

@@ -3,8 +3,8 @@
 from http import HTTPStatus
 from typing import Annotated, Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from service.api.context import Caller, Service, ServiceContext
 from service.api.paging import After, Limit, read_page
@@ -56,7 +56,9 @@ async def submit_job(
 ) -> JobResource:
     """Checks a job, stores it, and has it started. A repeated request is answered with 200."""
     spec = read_job_spec(await request.body())
-    job, created = await run_in_threadpool(_submit, service, caller, spec, idempotency_key)
+    job, created = await to_thread.run_sync(
+        _submit, service, caller, spec, idempotency_key, limiter=service.checking
+    )
     response.headers["location"] = f"/v1/jobs/{job.id}"
     if not created:
         response.status_code = HTTPStatus.OK
@@ -109,7 +111,7 @@ def catalogue_unavailable(error: CatalogueUnavailable) -> Refusal:
 async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
     """Checks a job as a submit does, and shows what it would become. Takes and stores nothing."""
     spec = read_job_spec(await request.body())
-    accepted = await run_in_threadpool(_accept, service, spec)
+    accepted = await to_thread.run_sync(_accept, service, spec, limiter=service.checking)
     training = accepted.spec.training
     micro = None if training.micro_batch_size == "auto" else training.micro_batch_size
     shape = accepted.model.shape

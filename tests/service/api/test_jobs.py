@@ -2,13 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from sqlalchemy import delete, update
 
+from service.api.context import MAX_CHECKS_AT_ONCE
+from service.catalogue import Catalogue, ConfigFault, EnvironmentInfo
 from service.jobs import JobState
 from service.store import tables
 from tests.service.running_service import KEY, RunningService
@@ -206,3 +209,48 @@ def test_metrics_after_a_step_that_no_database_holds_are_refused(service: Runnin
     answer = service.http.get(path, params={"after_step": 2**63})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "after_step"
+
+
+class _Hanging(Catalogue):
+    """Its environments do not answer until they are told to."""
+
+    def __init__(self, known: Catalogue) -> None:
+        super().__init__(timeout_seconds=120)
+        self._known = known
+        self.go = threading.Event()
+
+    def environments(self) -> Mapping[str, EnvironmentInfo]:
+        return self._known.environments()
+
+    def check(self, **_reference: Any) -> tuple[int | None, list[ConfigFault]]:
+        self.go.wait()
+        return 1, []
+
+
+def test_environments_that_hang_hold_up_no_other_request(
+    new_service: NewService, catalogue: Catalogue
+) -> None:
+    hanging = _Hanging(catalogue)
+    service = new_service(catalogue=hanging)
+    document = service.job_document(
+        algorithm={"type": "grpo"},
+        data=None,
+        environment={"id": "reasoning_gym/chain_sum"},
+        training={"steps": 1, "global_batch_size": 8, "max_length": 128},
+        rollout={"max_new_tokens": 8},
+    )
+    http = httpx.Client(
+        base_url=service.url,
+        headers=service.http.headers,
+        limits=httpx.Limits(max_connections=None),
+        timeout=120,
+    )
+    with http, ThreadPoolExecutor(60) as pool:
+        plans = [pool.submit(http.post, "/v1/jobs:plan", json=document) for _ in range(60)]
+        try:
+            while service.context.checking.statistics().tasks_waiting < 60 - MAX_CHECKS_AT_ONCE:
+                time.sleep(0.01)
+            assert http.get("/v1/jobs", timeout=30).status_code == 200
+        finally:
+            hanging.go.set()
+        assert {plan.result().status_code for plan in plans} == {200}
