@@ -17,7 +17,11 @@ START_SECONDS = 180.0
 
 
 class PeakMemory:
-    """Largest resident memory of this process and all below it, summed, sampled twice a second."""
+    """Largest resident memory of this process and all below it, sampled twice a second.
+
+    A page that several processes share (libraries, a forked checkpoint writer) counts once: each
+    process is charged its share (PSS). Summing plain RSS would count it once for each.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -38,8 +42,8 @@ class PeakMemory:
             total = 0
             for process in [me, *me.children(recursive=True)]:
                 # A process may end between the listing and the look at it.
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    total += process.memory_info().rss
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    total += process.memory_full_info().pss
             self.bytes = max(self.bytes, total)
 
 

@@ -139,12 +139,13 @@ def test_g31_a_cancelled_job_is_gone_and_its_neighbour_runs_on(
 
 
 def test_a_driver_that_ignores_the_request_is_killed(
-    store: Store, submit: Submit, serve: Serve
+    store: Store, submit: Submit, serve: Serve, folder_of: FolderOf
 ) -> None:
     job = submit()
     serve("ignore-term", "events=1", "wait", grace=0.3)
-    wait_until(lambda: store.jobs.get(job.id).state is JobState.RUNNING, "the job does not run")
-    time.sleep(0.2)
+    wait_for_state(store, job, JobState.RUNNING)
+    written = folder_of(job).attempt(1).events_path  # after the driver began to ignore
+    wait_until(written.exists, "the driver does not come so far")
     store.jobs.cancel(job.id)
     wait_for_state(store, job, JobState.CANCELLED)
     (attempt,) = store.attempts.of_job(job.id)
