@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -17,16 +17,18 @@ START_SECONDS = 180.0
 
 
 class PeakMemory:
-    """Largest resident memory of this process and all below it, sampled twice a second.
+    """Largest resident memory of this process and all below it, watched twice a second.
 
     A page that several processes share (libraries, a forked checkpoint writer) counts once: each
-    process is charged its share (PSS). Summing plain RSS would count it once for each.
+    process is charged its share (PSS). That is dear to ask for, so it is asked only where plain RSS,
+    which counts shared pages once for each process, reaches a new height.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
+        self._highest_rss = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "PeakMemory":
         self._thread.start()
@@ -36,15 +38,24 @@ class PeakMemory:
         self._stop.set()
         self._thread.join()
 
-    def _sample(self) -> None:
+    def _watch(self) -> None:
         me = psutil.Process()
         while not self._stop.wait(0.5):
-            total = 0
-            for process in [me, *me.children(recursive=True)]:
-                # A process may end between the listing and the look at it.
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    total += process.memory_full_info().pss
-            self.bytes = max(self.bytes, total)
+            processes = [me, *me.children(recursive=True)]
+            rss = _sum(processes, lambda process: process.memory_info().rss)
+            if rss > self._highest_rss:
+                self._highest_rss = rss
+                pss = _sum(processes, lambda process: process.memory_full_info().pss)
+                self.bytes = max(self.bytes, pss)
+
+
+def _sum(processes: list[psutil.Process], measure: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        # A process may end between the listing and the look at it.
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += measure(process)
+    return total
 
 
 @contextlib.contextmanager
