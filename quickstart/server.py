@@ -20,8 +20,8 @@ class PeakMemory:
     """Largest resident memory of this process and all below it, watched twice a second.
 
     A page that several processes share (libraries, a forked checkpoint writer) counts once: each
-    process is charged its share (PSS). That is dear to ask for, so it is asked only where plain RSS,
-    which counts shared pages once for each process, reaches a new height.
+    process is charged its share (PSS). That is dear to ask for, so it is asked only where plain
+    RSS, which counts shared pages once for each process, reaches a new height.
     """
 
     def __init__(self) -> None:
