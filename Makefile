@@ -9,11 +9,14 @@ setup: ## make .venv from the lock file (returns at once when nothing changed)
 quickstart: setup ## a small model learns to use a calculator, over REST, on this machine
 	@$(PY) quickstart/run.py $(ARGS)
 
+# Two processes, whatever the machine: a job's ranks, which some tests start, want cores too.
+PARALLEL := -n 2 --dist loadfile
+
 test: setup ## every test, the slow ones too
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest $(PARALLEL) $(ARGS)
 
 test-fast: setup ## the tests that take less than ten seconds each
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
 lint: setup ## ruff and mypy --strict
 	$(PY) -m ruff check .

@@ -22,11 +22,12 @@ from service.launchers.protocol import Launcher, LauncherUnavailable, Observatio
 from service.reconciler import decisions
 from service.reconciler.actions import Actions, Timing
 from service.spec import JobContext
-from service.store import Claim, ClaimLost, Store
+from service.store import Claim, ClaimLost, NotFound, Store
 
 _log = logging.getLogger(__name__)
 
 _AFTER_FAULT_SECONDS = 2.0
+_AFTER_BUG_SECONDS = 30.0
 
 
 class Reconciler:
@@ -118,8 +119,14 @@ class Reconciler:
                 job_id = self._rung.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 return
-            if job_id is not None and self._visit(self._store.jobs.get(job_id)):
+            if job_id is not None and self._visit_by_id(job_id):
                 return
+
+    def _visit_by_id(self, job_id: str) -> bool:
+        try:
+            return self._visit(self._store.jobs.get(job_id))
+        except NotFound:
+            return False  # deleted since it rang
 
     def _pause(self) -> float:
         """Seconds between two rounds: as often as a launcher in use is worth asking."""
@@ -134,14 +141,30 @@ class Reconciler:
             self._tell_endpoint(job)
             action = decisions.decide(self._look(job))
             if isinstance(action, decisions.AskToEnd):
-                self._actions.ask_to_end(action)
+                self._ask_to_end(job.id)
                 return False
             return self._possible(action, job) and self._act(job.id)
+        except NotFound:
+            return False  # deleted since it was read
         except (LauncherUnavailable, OSError) as error:
             # Its launcher or its folder does not answer. Nothing is known, so nothing is concluded.
             _log.warning("job %s is looked at again later: %s", job.id, error)
             self._not_before[job.id] = time.monotonic() + _AFTER_FAULT_SECONDS
             return False
+        except OperationalError:
+            raise  # it concerns every job
+        except Exception:
+            # A fault in one job, or in a launcher that somebody added, must not hold up the others.
+            _log.exception("job %s could not be looked at; it is tried again later", job.id)
+            self._not_before[job.id] = time.monotonic() + _AFTER_BUG_SECONDS
+            return False
+
+    def _ask_to_end(self, job_id: str) -> None:
+        """Asks, where a look afresh says the same: another service may have started meanwhile what
+        an earlier look found nowhere."""
+        action = decisions.decide(self._look(self._store.jobs.get(job_id), afresh=True))
+        if isinstance(action, decisions.AskToEnd):
+            self._actions.ask_to_end(action)
 
     def _act(self, job_id: str) -> bool:
         claim = self._store.claims.take(job_id, lease_seconds=self._timing.lease)

@@ -86,7 +86,14 @@ def _failed(outcome: Outcome) -> Verdict:
 
 def _exit(seen: Observation) -> str:
     if seen.exit_signal is not None:
-        return f"was ended by {signal.Signals(seen.exit_signal).name}"
+        return f"was ended by {_signal_name(seen.exit_signal)}"
     if seen.exit_code is not None:
         return f"exited with code {seen.exit_code}"
     return "ended, unseen,"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # most real-time signals have no name

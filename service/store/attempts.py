@@ -65,7 +65,11 @@ class Attempts:
             return {Reason(name): count for name, count in connection.execute(query)}
 
     def may_open(self, job_id: str, *, capacity: int | None) -> bool:
-        """Whether a QUEUED job would get a place now: one is free and no older job waits for it."""
+        """Whether a QUEUED job would get a place now: one is free and no older job waits for it.
+
+        Raises:
+            NotFound: there is no such job.
+        """
         with self._database.reading() as connection:
             return _has_place(connection, job_id, capacity)
 
@@ -236,7 +240,9 @@ def _lock_waiting(connection: Connection, cluster: str) -> None:
 def _has_place(connection: Connection, job_id: str, capacity: int | None) -> bool:
     if capacity is None:
         return True
-    job = connection.execute(select(_jobs).where(_jobs.c.id == job_id)).mappings().one()
+    job = connection.execute(select(_jobs).where(_jobs.c.id == job_id)).mappings().one_or_none()
+    if job is None:
+        raise NotFound("job", job_id)
     here = _jobs.c.cluster == job["cluster"]
     holding = [state for state in JobState if state.holds_place]
     taken = select(func.count()).where(here, _jobs.c.state.in_(holding))

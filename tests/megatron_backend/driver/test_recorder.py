@@ -52,7 +52,9 @@ class Service:
                 pass
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+            thread = threading.Thread(
+                target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+            )
             thread.start()
             endpoint = f"http://127.0.0.1:{server.server_port}/"
             (self._job_dir / "endpoint").write_text(endpoint)  # another port after each restart
@@ -183,7 +185,7 @@ def test_close_catches_a_service_that_is_just_coming_back(job_dir: Path) -> None
     (job_dir / "endpoint").write_text("http://127.0.0.1:9/")
     recorder = make(job_dir)
     recorder.record("metrics", {}, step=1)
-    closing = threading.Thread(target=recorder.close)
+    closing = threading.Thread(target=recorder.close, daemon=True)
     closing.start()
     time.sleep(0.5)
     with service.listening():

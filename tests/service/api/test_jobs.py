@@ -54,7 +54,7 @@ def test_g15_one_key_and_one_body_make_one_job(service: RunningService) -> None:
             )
         )
 
-    threads = [threading.Thread(target=submit) for _ in range(4)]
+    threads = [threading.Thread(target=submit, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -112,7 +112,7 @@ def test_the_client_follows_a_job_across_a_restart_of_the_service(new_service: N
         with Client(service.url, KEY, patience_seconds=60) as client:
             ids.extend(event.id for event in client.events(job))
 
-    follower = threading.Thread(target=follow)
+    follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     while len(ids) < 3:
         time.sleep(0.01)

@@ -16,6 +16,8 @@ from tests.service.store.sample_jobs import context, document
 # The first attempt dies after it left events in its spool, the second ends well.
 BEHAVIOURS = ["events=3", "die-first", "succeed"]
 POINTS = 20
+SECONDS = 120
+"""A service that has not ended the job by then has lost it."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,9 @@ class Services:
         arguments = (self.folder, self.job.id, BEHAVIOURS, kill_at)
         process = self._processes.Process(target=run_service, args=arguments)
         process.start()
-        process.join(60)
+        process.join(SECONDS)
+        process.kill()
+        process.join()
         assert process.exitcode in (0, -signal.SIGKILL), f"killed at {kill_at}: see stderr"
         return process.exitcode != 0
 

@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,6 +16,7 @@ from service.reconciler import Reconciler, Timing
 from service.spec import JobContext, Reason, WorkerEvent
 from service.store import StaleAttempt, Store, tables
 from tests.service.reconciler.services import (
+    DRIVER,
     moves,
     starts,
     wait_for_state,
@@ -348,6 +350,51 @@ def test_g13_a_launcher_that_does_not_answer_changes_no_state(
     wait_until(ended, "it never ends")
     assert moves(store, job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
     assert launcher.polls >= 4
+
+
+def test_a_job_that_cannot_be_looked_at_holds_up_no_other(
+    store: Store, submit: Submit, serve: Serve, folder_of: FolderOf
+) -> None:
+    sick, well = submit(), submit()
+    attempt = folder_of(sick).path / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    (attempt / "process.json").write_text("{")
+    reconciler = serve("succeed")
+    wait_for_state(store, well, JobState.SUCCEEDED)
+    assert reconciler.alive
+    assert store.jobs.get(sick.id).state is JobState.STARTING
+
+
+def test_what_another_service_started_meanwhile_is_not_ended(
+    store: Store, submit: Submit, tmp_path: Path, folder_of: FolderOf
+) -> None:
+    job = submit()
+    command = [sys.executable, "-I", "-S", str(DRIVER), "wait", "succeed"]
+    slow, quick = (
+        Reconciler(
+            store,
+            {"local": LocalLauncher(tmp_path / "jobs", command=command, poll_seconds=poll)},
+            tmp_path / "jobs",
+            "http://127.0.0.1:1",
+        )
+        for poll in (60.0, 0.0)
+    )
+    claim = store.claims.take(job.id, lease_seconds=60)
+    assert claim is not None
+    store.jobs.queue(claim)
+    store.attempts.open(claim, launcher="local", launcher_id=f"{job.id}/1", capacity=None)
+    slow.sweep()  # finds it nowhere, and remembers so for a while
+    store.claims.release(claim)
+
+    def becomes(state: JobState) -> bool:
+        quick.sweep()
+        return store.jobs.get(job.id).state is state
+
+    wait_until(lambda: becomes(JobState.RUNNING), "it does not run")
+    slow.sweep()
+    (folder_of(job).path / "go").touch()
+    wait_until(lambda: becomes(JobState.SUCCEEDED), "it does not end")
+    assert moves(store, job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
 
 
 def test_a_live_job_without_its_launcher_waits_for_it(

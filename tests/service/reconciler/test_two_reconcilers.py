@@ -42,19 +42,21 @@ def test_two_services_on_one_database_start_each_attempt_once(
             held = sum(count for state, count in store.jobs.counts().items() if state.holds_place)
             most = max(most, held)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    for service in services:
-        service.start()
-    jobs = [submit() for _ in range(3)]
-    for job in jobs:
-        wait_for_state(store, job, JobState.SUCCEEDED)
-    for service, each in zip(services, stores, strict=True):
-        assert service.alive
-        service.stop()
-        each.close()
-    watching.set()
-    watcher.join()
+    try:
+        for service in services:
+            service.start()
+        jobs = [submit() for _ in range(3)]
+        for job in jobs:
+            wait_for_state(store, job, JobState.SUCCEEDED)
+        assert all(service.alive for service in services)
+    finally:
+        for service, each in zip(services, stores, strict=True):
+            service.stop()
+            each.close()
+        watching.set()
+        watcher.join()
     assert most <= 2
     for job in jobs:
         assert starts(JobFolder(tmp_path / "jobs" / job.id).path) == ["1", "2"]

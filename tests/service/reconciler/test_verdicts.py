@@ -50,6 +50,7 @@ def test_a_signal_that_the_service_did_not_send_took_the_machine() -> None:
     ("seen", "words"),
     [
         (replace(EXITED, exit_signal=9), "was ended by SIGKILL"),
+        (replace(EXITED, exit_signal=40), "was ended by signal 40"),
         (replace(EXITED, exit_code=3), "exited with code 3"),
         (EXITED, "ended, unseen,"),
     ],
