@@ -13,11 +13,13 @@ from service.spec.parts import (
     DataSpec,
     EnvironmentRef,
     EvaluationSpec,
+    FaultSpec,
     ModelSource,
     OptimizerSpec,
     ParallelSpec,
     PrecisionSpec,
     ResourceSpec,
+    ResumeSpec,
     RetrySpec,
     RolloutSpec,
     TrainingSpec,
@@ -55,6 +57,10 @@ class JobSpec(SpecModel):
     """Machines and limits."""
     retry: RetrySpec = RetrySpec()
     """Retry budgets."""
+    faults: FaultSpec = FaultSpec()
+    """Dead, hung and diverging ranks."""
+    resume: ResumeSpec | None = None
+    """Go on with another job's state, under any `parallel`; null starts from `model`."""
 
     @model_validator(mode="after")
     def _source_of_data(self) -> "JobSpec":

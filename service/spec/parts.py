@@ -71,14 +71,26 @@ class DataSpec(SpecModel):
 
 
 class ParallelSpec(SpecModel):
-    """How the model is spread over the ranks: tp x pp x dp of them."""
+    """How the model is spread over the ranks: tp x cp x pp x dp of them."""
 
     tp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Tensor parallelism: each layer's matrices over this many ranks."""
     pp: Annotated[int, Field(ge=1, le=1024)] = 1
     """Pipeline parallelism: the layers in this many stages."""
+    vpp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Virtual pipeline stages on each rank: the layers in pp x vpp chunks, and a shorter bubble."""
+    pipeline_layers: list[Annotated[int, Field(ge=1)]] | None = None
+    """Layers of each of the pp stages, first to last; null spreads them evenly, longer ones first.
+    """
+    cp: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Context parallelism: each sequence over this many ranks."""
+    ep: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Expert parallelism: the experts of a mixture over this many of the dp x cp ranks."""
     dp: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = "auto"
     """Data parallelism, with the optimizer state sharded; `auto` fills the resources (1 on CPU)."""
+    sequence_parallel: bool = False
+    """Split norms and activations between tensor-parallel layers along the sequence; needs tp > 1.
+    """
 
 
 class RolloutLayout(SpecModel):
@@ -103,11 +115,33 @@ class RolloutSpec(SpecModel):
     """An environment call that takes longer counts as a failed episode."""
 
 
+class Fp8Spec(SpecModel):
+    """A recipe of Transformer Engine; needs GPUs that have it, and `dtype` bf16 or fp16."""
+
+    recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "blockwise"
+    """How scales are chosen: from a history of maxima, of each tensor now, of blocks of 128, or of
+    blocks of 32 with scales of their own format (Blackwell)."""
+    format: Literal["e4m3", "hybrid"] = "hybrid"
+    """E4M3 everywhere, or E4M3 forward and E5M2 for gradients."""
+    amax_history: Annotated[int, Field(ge=1, le=65536)] = 1024
+    """`delayed`: how many steps of maxima are kept."""
+    amax_compute: Literal["max", "most_recent"] = "max"
+    """`delayed`: which of them sets the scale."""
+    margin: Annotated[int, Field(ge=0, le=64)] = 0
+    """`delayed`: the scale is lowered by 2 to this power."""
+    first_last_bf16_layers: Annotated[int, Field(ge=0, le=1024)] = 0
+    """How many layers at each end stay in `dtype`."""
+    params_in_fp8: bool = False
+    """Keep weights in 8 bits between steps; the optimizer holds them in fp32 anyway."""
+
+
 class PrecisionSpec(SpecModel):
     """Number formats of training."""
 
-    dtype: Literal["fp32", "bf16"] = "fp32"
-    """Format of weights and activations; the optimizer keeps fp32 in both."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Format of weights and activations; the optimizer keeps fp32 in all. fp16 scales the loss."""
+    fp8: Fp8Spec | None = None
+    """Matrix products in 8 bits by Transformer Engine; null computes them in `dtype`."""
 
 
 class OptimizerSpec(SpecModel):
@@ -133,6 +167,8 @@ class OptimizerSpec(SpecModel):
     """Added to the root of the second moment."""
     clip_grad: Annotated[float, Field(ge=0)] = 1.0
     """Largest norm of the whole gradient; 0 clips nothing."""
+    offload: bool = False
+    """Keep moments and fp32 weights in the machine's memory and update there; saves GPU memory."""
 
 
 class TrainingSpec(SpecModel):
@@ -145,12 +181,29 @@ class TrainingSpec(SpecModel):
     global_batch_size: Annotated[int, Field(ge=1, le=10_000_000)] = 64
     """Sequences of one optimizer step, over all ranks; online: questions x group size."""
     micro_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["auto"] = "auto"
-    """Sequences of one forward pass on one rank; `auto` puts those of like length together, up to
-    16384 tokens."""
+    """Sequences of one forward pass on one rank; `auto` fills `micro_batch_tokens`."""
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 16384
+    """Tokens at most of one forward pass on one rank, where `micro_batch_size` is `auto`; a single
+    longer sequence goes alone."""
+    packing: bool = True
+    """Lay the sequences of a forward pass end to end, without padding; none sees its neighbour."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass computes again: none, those of core attention, or all of
+    each layer's. Less memory for more time."""
     max_length: Annotated[int, Field(ge=2, le=10_000_000)] = 2048
     """Longest sequence in tokens, prompt and answers together."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     """Seed of weights, sampling and dropout."""
+
+
+class BestSpec(SpecModel):
+    """What makes a checkpoint the best: a number of its step's `evaluation` event."""
+
+    metric: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}(/[a-z0-9_]{1,64})?$")]
+    """Name of the number: `accuracy`, `reward_mean`, `loss`, ...; `MODE/NAME` takes it from the
+    evaluation of that mode (`greedy/accuracy`), a bare name from the first that has it."""
+    higher_is_better: bool = True
+    """False for losses. Of equal ones the newest is the best."""
 
 
 class CheckpointSpec(SpecModel):
@@ -159,7 +212,28 @@ class CheckpointSpec(SpecModel):
     every_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps between checkpoints; null saves at the end only."""
     keep_last: Annotated[int, Field(ge=1)] = 2
-    """How many checkpoints stay on disk."""
+    """How many of the newest checkpoints stay on disk."""
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """Checkpoints of steps that this divides stay too; null keeps none of them."""
+    keep_best: BestSpec | None = None
+    """The best checkpoint by an evaluation stays too; null keeps none for that."""
+    async_save: bool = False
+    """Train on while a process of its own writes; a checkpoint counts once it is published."""
+    save_retries: Annotated[int, Field(ge=0, le=100)] = 2
+    """How often a save that failed (a full disk, a quota, the network) is tried again at once."""
+    max_missed: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Saves in a row that may fail, each with a `warning` event, before the job does."""
+    storage: (
+        Annotated[
+            str,
+            StringConstraints(
+                pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00]{0,1000})?$"
+            ),
+        ]
+        | None
+    ) = None
+    """`s3://BUCKET/PREFIX`: published checkpoints are copied there, and a job whose folder has
+    none goes on from there; null keeps them in the job's folder only."""
     export: bool = True
     """At the end, also write Hugging Face weights."""
     verify_export: bool = True
@@ -203,3 +277,46 @@ class RetrySpec(SpecModel):
     """After a lost node, process or connection: the next attempt goes on from the checkpoint."""
     user_error: Annotated[int, Field(ge=0, le=1000)] = 0
     """After an error of the job itself (bad data, a bug in an environment)."""
+
+
+class ResumeSpec(SpecModel):
+    """Going on with another job: its weights, optimizer, counters and place in the data."""
+
+    job: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    """Name or id of the job to go on with."""
+    step: Annotated[int, Field(ge=0, lt=10**9)] | Literal["latest"] = "latest"
+    """Which of its checkpoints; `latest` is resolved, and stored, at submit."""
+
+
+class DeadlineSpec(SpecModel):
+    """How long each phase may take before its ranks count as hung, in seconds."""
+
+    setup: Annotated[float, Field(gt=0)] = 1800.0
+    """Starting the ranks, loading the model, restoring a checkpoint."""
+    step: Annotated[float, Field(gt=0)] = 1800.0
+    """One call of training: an update, log-probs, a loss."""
+    generate: Annotated[float, Field(gt=0)] = 1800.0
+    """Sampling one batch of turns, and moving weights to the generation copies."""
+    save: Annotated[float, Field(gt=0)] = 3600.0
+    """Writing a checkpoint or an export."""
+
+
+class FaultSpec(SpecModel):
+    """What happens when a rank dies or hangs, or a step goes wrong."""
+
+    deadlines: DeadlineSpec = DeadlineSpec()
+    """Limits by phase."""
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often lost or hung ranks are started anew inside one attempt, where the machine is still
+    there; further losses end the attempt."""
+    on_nan: Literal["stop", "skip", "rewind"] = "stop"
+    """A step whose loss or gradient is no number: fail, leave it out, or go back to the last
+    checkpoint and leave its batch out."""
+    on_spike: Literal["ignore", "stop", "skip", "rewind"] = "ignore"
+    """A step whose gradient norm is a spike; as `on_nan`."""
+    spike_factor: Annotated[float, Field(gt=1)] = 10.0
+    """A gradient norm of this many times the median of the last `spike_window` is a spike."""
+    spike_window: Annotated[int, Field(ge=2, le=10_000)] = 32
+    """How many steps the median is taken over; until there are so many, nothing is a spike."""
+    max_skipped: Annotated[int, Field(ge=1, le=10_000)] = 5
+    """Steps in a row that may be left out before the job fails."""
