@@ -170,8 +170,13 @@ class Collector:
             self._continue(play, Segment(origin="observation", token_ids=ids))
 
     async def _close(self, play: _Play) -> None:
-        if play.env is not None:
+        """Closes the environment. What was scored stays so, whatever happens here."""
+        if play.env is None:
+            return
+        try:
             await self._call(play.env.close())
+        except (Exception, asyncio.CancelledError) as error:
+            play.episode.close_error = f"{type(error).__name__}: {error}"
 
     async def _call[T](self, call: Coroutine[Any, Any, T]) -> T:
         try:

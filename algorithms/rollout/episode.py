@@ -39,6 +39,7 @@ class Episode:
         truncated: it was cut, by a turn limit or for want of room.
         error: class of the exception that ended it; None where nothing failed.
         error_message: what that exception said.
+        close_error: what the environment said when it could not be closed; its score stands.
         metrics: numbers by name that the environment gave, summed over turns.
     """
 
@@ -51,6 +52,7 @@ class Episode:
     truncated: bool = False
     error: str | None = None
     error_message: str = ""
+    close_error: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property

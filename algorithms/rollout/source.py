@@ -15,7 +15,7 @@ from algorithms.phases import PhaseClock
 from algorithms.rollout.collector import Collector
 from algorithms.rollout.episode import Episode
 from algorithms.rollout.questions import Questions
-from algorithms.rollout.statistics import episode_metrics, error_warning, refuse_many_errors
+from algorithms.rollout.statistics import episode_metrics, episode_warnings, refuse_many_errors
 from algorithms.samples import Samples
 from algorithms.seeds import derive_seed
 from service.spec import JobContext, Reason
@@ -71,7 +71,7 @@ class EpisodeSource:
             batch=self._batch(episodes),
             rewards=[list(group) for group in batched(rewards, self._group_size)],
             metrics=episode_metrics(episodes),
-            warnings=error_warning(episodes),
+            warnings=episode_warnings(episodes),
         )
 
     def _batch(self, episodes: Sequence[Episode]) -> Batch:

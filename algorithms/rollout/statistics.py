@@ -42,18 +42,24 @@ def error_counts(episodes: Sequence[Episode]) -> dict[str, int]:
     return dict(Counter(episode.error for episode in episodes if episode.error is not None))
 
 
-def error_warning(episodes: Sequence[Episode]) -> list[Mapping[str, Any]]:
-    """One warning for people about the failed episodes, or none."""
+def episode_warnings(episodes: Sequence[Episode]) -> list[Mapping[str, Any]]:
+    """Warnings for people: of failed episodes, and of environments that could not be closed."""
+    warnings: list[Mapping[str, Any]] = []
     failed = [episode for episode in episodes if episode.error is not None]
-    if not failed:
-        return []
-    return [
-        {
-            "message": f"{len(failed)} of {len(episodes)} episodes failed and are not trained; "
-            f"the first said: {failed[0].error}: {failed[0].error_message}"[:2000],
-            "errors": error_counts(episodes),
-        }
-    ]
+    if failed:
+        message = (
+            f"{len(failed)} of {len(episodes)} episodes failed and are not trained; "
+            f"the first said: {failed[0].error}: {failed[0].error_message}"
+        )
+        warnings.append({"message": message[:2000], "errors": error_counts(episodes)})
+    left_open = [episode for episode in episodes if episode.close_error]
+    if left_open:
+        message = (
+            f"{len(left_open)} environments could not be closed, and may hold on to what they "
+            f"opened; the first said: {left_open[0].close_error}"
+        )
+        warnings.append({"message": message[:2000]})
+    return warnings
 
 
 def refuse_many_errors(episodes: Sequence[Episode], max_error_rate: float) -> None:

@@ -10,6 +10,9 @@ EnvironmentId = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_]+(/[a-z0-9_]+)+$", max_length=128)
 ]
 DecodingMode = Literal["sampled", "greedy"]
+StorageUrl = Annotated[
+    str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00]{0,1000})?$")
+]
 JobReference = Annotated[
     str,
     StringConstraints(pattern=r"^job:[a-z0-9][a-z0-9-]{0,62}@(latest|[0-9]{1,9})$"),
@@ -223,15 +226,7 @@ class CheckpointSpec(SpecModel):
     """How often a save that failed (a full disk, a quota, the network) is tried again at once."""
     max_missed: Annotated[int, Field(ge=0, le=1000)] = 3
     """Saves in a row that may fail, each with a `warning` event, before the job does."""
-    storage: (
-        Annotated[
-            str,
-            StringConstraints(
-                pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00]{0,1000})?$"
-            ),
-        ]
-        | None
-    ) = None
+    storage: StorageUrl | None = None
     """`s3://BUCKET/PREFIX`: published checkpoints are copied there, and a job whose folder has
     none goes on from there; null keeps them in the job's folder only."""
     export: bool = True

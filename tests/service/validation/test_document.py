@@ -27,7 +27,7 @@ def problems_of(body: bytes) -> list[FieldProblem]:
     ("parts", "field", "message", "fix"),
     [
         ({"nmae": "x"}, "nmae", "unknown field 'nmae'", "name, model, algorithm"),
-        ({"parallel": {"tpp": 2}}, "parallel.tpp", "unknown field", "tp, pp, dp"),
+        ({"parallel": {"tpp": 2}}, "parallel.tpp", "unknown field", "tp, pp, vpp"),
         ({"model": {"form": "x"}}, "model.form", "unknown field", "from, path, init"),
         (
             {"algorithm": {"type": "grpo", "beta": 1}},
