@@ -127,7 +127,10 @@ class Recorder(Protocol):
     """Where the loop's events go; see `service.spec.attempt.WorkerEvent`."""
 
     def record(self, kind: str, data: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Writes one event durably, and returns without waiting for the service."""
+        """Appends one event to the attempt's record, and returns without waiting for the service.
+
+        What is recorded before a checkpoint's save is on disk when the checkpoint is published.
+        """
         ...
 
 

@@ -1,4 +1,1 @@
-"""Sampling from the model: the engines, and the part of a rank that generates.
-
-Nothing is imported here, so that the driver can ask `shares` without paying for Megatron.
-"""
+"""Sampling from the model: the engines, and the part of a rank that generates."""

@@ -6,9 +6,14 @@ One job has one folder, on storage that service and workers both see:
       context.json               JobContext: all a driver needs, no secret
       endpoint                   base URL of the service, re-read at each reconnect; may be absent
       fence                      number of the newest attempt; an older one may publish nothing
+      fence.lock                 held while the fence is read or raised, and while one publishes
+      model/                     config and tokenizer as the first attempt found them
       attempts/N/
         token                    secret for pushing events, mode 0600
-        events.jsonl             every event of the attempt, one WorkerEvent a line, fsynced
+        process.json             local launcher: the process that took the attempt
+        driver.lock              held by the driver while it runs
+        events.jsonl             every event of the attempt, one WorkerEvent a line; on disk before
+                                 it is pushed, and before a checkpoint that holds its step
         log                      stdout and stderr of driver and ranks
         outcome.json             Outcome, written atomically as the driver's last act
       checkpoints/
@@ -77,7 +82,7 @@ class Outcome(SpecModel):
 
 
 class ResolvedModel(SpecModel):
-    """Where the workers find the weights; exactly one of `path`, `checkpoint`, `init` is used."""
+    """Where the workers find the weights, or that they are to be drawn at random."""
 
     kind: Literal["huggingface", "checkpoint", "random"]
     config: dict[str, Any]
