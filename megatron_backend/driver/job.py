@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from megatron_backend.checkpoint.durable import fsync_tree, move
 from megatron_backend.checkpoint.hf_files import copy_tokenizer, write_config
-from megatron_backend.layout import Layout
 from service.spec import JobContext
+from service.spec.layout import Layout
 
 
 class BadJobFolder(Exception):

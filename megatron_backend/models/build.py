@@ -7,12 +7,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron_backend.layout import Layout
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.layer_spec import layer_spec
 from megatron_backend.models.rope import inverse_frequencies
 from megatron_backend.models.vocabulary import padded_vocab_size
 from megatron_backend.runtime.distributed import device
+from service.spec.layout import Layout
 
 
 def build_model(
@@ -113,10 +113,12 @@ def transformer_config(
 
 
 def _stages(config: ModelConfig, layout: Layout) -> list[list[str]] | None:
-    """Which layers go on which stage, where Megatron's even split does not do."""
-    if config.num_layers % layout.pp == 0:
+    """What each virtual stage holds, where Megatron's even split does not do."""
+    if layout.pipeline_layers is None and config.num_layers % layout.pp == 0:
         return None
-    stages = [["decoder"] * len(layers) for layers in layout.stage_layers(config.num_layers)]
-    stages[0].insert(0, "embedding")
-    stages[-1].append("loss")
-    return stages
+    stages = layout.stage_layers(config.num_layers)
+    chunks = [stages[stage][chunk] for chunk in range(layout.vpp) for stage in range(layout.pp)]
+    names = [["decoder"] * len(layers) for layers in chunks]
+    names[0].insert(0, "embedding")
+    names[-1].append("loss")
+    return names

@@ -16,11 +16,11 @@ from megatron.core.models.gpt import GPTModel
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megatron_backend.layout import Layout
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.mapping import Cut, cut_of
 from megatron_backend.models.tensors import INDEX_FILE, SINGLE_FILE, tensor_shapes
 from megatron_backend.models.weights import first_layer, output_weight_is_copy
+from service.spec.layout import Layout
 
 MAX_FILE_BYTES = 5 * 10**9
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}

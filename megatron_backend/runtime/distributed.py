@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import torch
 
-from megatron_backend.layout import Layout
 from megatron_backend.runtime import cpu
+from service.spec.layout import Layout
 
 
 def prepare() -> None:

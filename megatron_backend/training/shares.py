@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from algorithms.batch import MetricSums
 from algorithms.protocols import StepResult
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

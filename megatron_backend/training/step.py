@@ -18,13 +18,13 @@ from torch import Tensor
 
 from algorithms.batch import Batch, MetricSums, Normalizer, PolicyOutputs
 from algorithms.protocols import Loss
-from megatron_backend.layout import Layout
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.runtime.distributed import device
 from megatron_backend.training import forward, optimizer
 from megatron_backend.training.micro_batch import MicroBatch, micro_batches
 from megatron_backend.training.shares import StepShare
 from service.spec import OptimizerSpec
+from service.spec.layout import Layout
 
 
 class Trainer:

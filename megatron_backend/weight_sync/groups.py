@@ -3,7 +3,7 @@
 from megatron.core.hyper_comm_grid import HyperCommGrid
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 
 
 def generation_groups(layout: Layout) -> ProcessGroupCollection:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from algorithms.protocols import Completion, Sampling
-from megatron_backend.layout import Layout
 from megatron_backend.runtime import distributed
 from megatron_backend.workers.rank import RankWorker
+from service.spec.layout import Layout
 
 if TYPE_CHECKING:
     from megatron_backend.generation.rank import GenerationRank

@@ -14,10 +14,10 @@ from torch import Tensor
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling, StepResult
 from megatron_backend.generation.engine import check_prompts
-from megatron_backend.layout import Layout
 from megatron_backend.training.shares import merge_step
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import gather_rows
+from service.spec.layout import Layout
 
 
 class RayTrainEngine:

@@ -15,10 +15,10 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from megatron_backend.layout import Layout
 from megatron_backend.workers.actor import RankActor
 from megatron_backend.workers.errors import NoRoom, WorkerLost, WorkerOutOfMemory, WorkerPreempted
 from service.spec import JobContext
+from service.spec.layout import Layout
 
 log = logging.getLogger(__name__)
 

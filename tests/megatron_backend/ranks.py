@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 
 TIMEOUT_SECONDS = 240
 

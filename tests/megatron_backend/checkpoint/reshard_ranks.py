@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from algorithms.batch import Batch, Normalizer
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.small_models import CONFIGS
 
 LEARNING_RATE = 3e-3

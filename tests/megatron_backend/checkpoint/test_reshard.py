@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from megatron_backend.checkpoint import contents
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.checkpoint import reshard_ranks
 from tests.megatron_backend.ranks import Ranks
 

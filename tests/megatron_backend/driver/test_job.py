@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_backend.driver.job import BadJobFolder, keep_model_files, open_job
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.driver import tiny_job
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from algorithms.protocols import Completion, Sampling
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.generation.generation_runs import ragged_prompts, trained_model
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import save_random

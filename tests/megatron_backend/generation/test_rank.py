@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from algorithms.protocols import Sampling
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.generation.generation_runs import (
     merged,
     ragged_prompts,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron_backend.generation.draws import uniforms
 from megatron_backend.generation.sampler import VocabularyShard, greedy, sample
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 
 # 0.999 quantile of chi-square with 5 degrees of freedom.

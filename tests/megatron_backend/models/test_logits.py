@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_backend.layout import Layout
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import SafetensorsFolder
+from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import CONFIGS, save_random
 

@@ -10,7 +10,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from megatron_backend.layout import Layout
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import (
     INDEX_FILE,
@@ -19,6 +18,7 @@ from megatron_backend.models.tensors import (
     SafetensorsFolder,
     tensor_shapes,
 )
+from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import CONFIGS, read_config, save_random
 from tests.megatron_backend.training.training_runs import LEARNING_RATE, random_batch

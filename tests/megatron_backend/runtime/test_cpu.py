@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 
 _LOUD = """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_backend.layout import Coordinates, Layout
 from megatron_backend.runtime import distributed
+from service.spec.layout import Coordinates, Layout
 from tests.megatron_backend.ranks import Ranks
 
 

@@ -8,10 +8,10 @@ import torch
 
 from algorithms.batch import Batch
 from algorithms.protocols import StepResult
-from megatron_backend.layout import Layout
 from megatron_backend.training.shares import merge_step
 from megatron_backend.workers.rank import gather_rows
 from service.spec import AlgorithmSpec, GrpoSpec, SftSpec
+from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.training.training_runs import log_probs, random_batch, train
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_backend.layout import Layout
 from megatron_backend.training.log_probs import vocabulary_log_probs
+from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 
 

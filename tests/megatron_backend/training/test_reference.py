@@ -5,10 +5,10 @@ import torch
 import transformers
 
 from algorithms.batch import Batch
-from megatron_backend.layout import Layout
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import RandomTensors
 from service.spec import SftSpec
+from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import CONFIGS
 from tests.megatron_backend.training.training_runs import LEARNING_RATE, random_batch, train

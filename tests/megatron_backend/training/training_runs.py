@@ -8,11 +8,11 @@ from torch import Tensor
 
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
-from megatron_backend.layout import Layout
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import RandomTensors
 from megatron_backend.training.shares import StepShare
 from service.spec import AlgorithmSpec, OptimizerSpec
+from service.spec.layout import Layout
 from tests.megatron_backend.small_models import CONFIGS
 
 if TYPE_CHECKING:

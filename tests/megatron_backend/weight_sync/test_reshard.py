@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.protocols import Sampling
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from tests.megatron_backend.generation.generation_runs import (
     generation_rank,
     ragged_prompts,

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 PREPARE = """
 from megatron_backend.workers.ray_session import ray_session, set_environment
 set_environment(2)
-from megatron_backend.layout import Layout
+from service.spec.layout import Layout
 from megatron_backend.workers.errors import WorkerLost, WorkerOutOfMemory
 from megatron_backend.workers.group import WorkerGroup
 """
