@@ -61,14 +61,12 @@ class GenerationRank:
         self.weight_version: int | None = None
         self.max_length = max_length
         self._vocabulary_size = config.vocab_size
-        self.model: GPTModel = build_model(
+        [self.model] = build_model(
             config,
             layout,
             dtype=dtype,
             max_length=max_length,
             pg_collection=generation_groups(layout),
-            pre_process=True,
-            post_process=True,
             padded_vocab=padded_vocab,
         )
         self.model.eval().requires_grad_(False)

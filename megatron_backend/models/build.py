@@ -1,8 +1,14 @@
-"""The one place where a Megatron model is built."""
+"""The one place where a Megatron model is built.
+
+A rank's model is a list of chunks, everywhere in this package: one for each virtual stage, in the
+order in which tokens go through them. Without virtual stages (`vpp` = 1) the list has one element.
+Chunk `c` knows its number (`vp_stage`, None without virtual stages), whether the embedding or the
+output layer is in it (`pre_process`, `post_process`), and each of its layers' number in the whole
+model (`decoder.layers[i].layer_number`, counted from 1).
+"""
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -22,10 +28,8 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     max_length: int | None = None,
     pg_collection: ProcessGroupCollection | None = None,
-    pre_process: bool | None = None,
-    post_process: bool | None = None,
     padded_vocab: int | None = None,
-) -> GPTModel:
+) -> list[GPTModel]:
     """This rank's part of a model. Its matrices hold anything at all until something loads them.
 
     Args:
@@ -34,13 +38,11 @@ def build_model(
         dtype: of parameters and activations, float32 or bfloat16.
         max_length: longest sequence; null takes the config's.
         pg_collection: process groups of the layout; null takes Megatron's global ones.
-        pre_process: whether the embedding is here; null asks the global pipeline rank.
-        post_process: whether the output layer is here; null asks the global pipeline rank.
         padded_vocab: rows of embedding and output layer; null pads for this layout. A generation
             copy takes its training model's, so that weights move between them row by row.
 
     Returns:
-        A GPTModel on this rank's device, in training mode.
+        This rank's chunks (see the module's text) on its device, in training mode.
 
     Raises:
         ValueError: the layout does not divide the model.
@@ -50,24 +52,29 @@ def build_model(
         padded_vocab = padded_vocab_size(config.vocab_size, tp=layout.tp)
     if padded_vocab % layout.tp or padded_vocab < config.vocab_size:
         raise ValueError(f"tp = {layout.tp} does not divide the padded vocabulary {padded_vocab}")
-    if pre_process is None:
-        pre_process = parallel_state.is_pipeline_first_stage()
-    if post_process is None:
-        post_process = parallel_state.is_pipeline_last_stage()
-    model = GPTModel(
-        transformer_config(config, layout, dtype=dtype),
-        layer_spec(config),
-        vocab_size=padded_vocab,
-        max_sequence_length=max_length or config.max_positions,
-        pre_process=pre_process,
-        post_process=post_process,
-        position_embedding_type="rope",
-        rotary_base=config.rope.theta,
-        share_embeddings_and_output_weights=config.tied,
-        pg_collection=pg_collection,
-    )
-    model.rotary_pos_emb.inv_freq = inverse_frequencies(config.rope, config.head_dim).to(device())
-    return model.to(device=device(), dtype=dtype)
+    groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
+    stage = groups.pp.rank()
+    first, last = stage == 0, stage == layout.pp - 1
+    chunks = []
+    for chunk in range(layout.vpp):
+        # Each has a config of its own: Megatron's schedules and wrappers write into it.
+        model = GPTModel(
+            transformer_config(config, layout, dtype=dtype),
+            layer_spec(config),
+            vocab_size=padded_vocab,
+            max_sequence_length=max_length or config.max_positions,
+            pre_process=first and chunk == 0,
+            post_process=last and chunk == layout.vpp - 1,
+            position_embedding_type="rope",
+            rotary_base=config.rope.theta,
+            share_embeddings_and_output_weights=config.tied,
+            pg_collection=groups,
+            vp_stage=chunk if layout.vpp > 1 else None,
+        )
+        frequencies = inverse_frequencies(config.rope, config.head_dim)
+        model.rotary_pos_emb.inv_freq = frequencies.to(device())
+        chunks.append(model.to(device=device(), dtype=dtype))
+    return chunks
 
 
 def transformer_config(

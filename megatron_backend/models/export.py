@@ -6,7 +6,7 @@ written as soon as a file is full, so the result is the same to the byte for eve
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def export_hf(
-    model: GPTModel,
+    chunks: Sequence[GPTModel],
     config: ModelConfig,
     layout: Layout,
     folder: Path,
@@ -37,7 +37,7 @@ def export_hf(
     """Writes what `AutoModelForCausalLM` loads. Every rank must call it.
 
     Args:
-        model: this rank's part.
+        chunks: this rank's part.
         config: of the model.
         layout: of the ranks.
         folder: where rank 0 writes; made if missing.
@@ -47,45 +47,58 @@ def export_hf(
     if torch.distributed.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         writer = _Writer(folder, max_file_bytes)
-    for tensors in _whole_tensors(model, config, layout):
+    for tensors in _whole_tensors(chunks, config, layout):
         if writer is not None:
             for name, tensor in tensors.items():
                 writer.add(name, tensor)
     if writer is not None:
         writer.close()
-        dtype = next(model.parameters()).dtype
+        dtype = next(chunks[0].parameters()).dtype
         _write_configs(config, folder, dtype=_DTYPE_NAMES[dtype])
     torch.distributed.barrier()
 
 
 def _whole_tensors(
-    model: GPTModel, config: ModelConfig, layout: Layout
+    chunks: Sequence[GPTModel], config: ModelConfig, layout: Layout
 ) -> Iterator[dict[str, Tensor]]:
     """On rank 0 each parameter's whole tensors, in order; on the others empty dicts, in step."""
-    rank = torch.distributed.get_rank()
-    parameters = dict(model.named_parameters())
-    for stage, cuts in enumerate(_cuts_of_stages(model, config, layout)):
-        place = layout.coordinates(rank)
-        source = layout.rank(pp=stage)
-        for name, cut in cuts:
-            tensors: dict[str, Tensor] = {}
-            if place.pp == stage and place.dp == 0:
-                tensors = cut.unite(_gather(parameters[name].detach()), config)
-            yield _to_rank_zero(tensors, cut, config, parameters, source)
+    place = layout.coordinates(torch.distributed.get_rank())
+    stages = _cuts_of_stages(chunks, config, layout)
+    # Tokens go through the first chunks of all stages, then through the second ones, and so on.
+    for number in range(layout.vpp):
+        for stage in range(layout.pp):
+            parameters = dict(chunks[number].named_parameters())
+            for name, cut in stages[stage][number]:
+                tensors: dict[str, Tensor] = {}
+                if place.pp == stage and place.dp == place.cp == 0:
+                    tensors = cut.unite(_gather(parameters[name].detach()), config)
+                yield _to_rank_zero(tensors, cut, config, parameters, layout.rank(pp=stage))
 
 
 def _cuts_of_stages(
-    model: GPTModel, config: ModelConfig, layout: Layout
-) -> list[list[tuple[str, Cut]]]:
-    """Name and cut of every parameter of each pipeline stage, in order, the same on every rank."""
-    skipped = "output_layer.weight" if output_weight_is_copy(model) else None
-    mine = [name for name, _ in model.named_parameters() if name != skipped]
+    chunks: Sequence[GPTModel], config: ModelConfig, layout: Layout
+) -> list[list[list[tuple[str, Cut]]]]:
+    """Name and cut of every parameter of each chunk of each pipeline stage, in order, the same on
+    every rank."""
+    mine = [
+        (
+            first_layer(chunk),
+            [
+                name
+                for name, _ in chunk.named_parameters()
+                if name != "output_layer.weight" or not output_weight_is_copy(chunk)
+            ],
+        )
+        for chunk in chunks
+    ]
     of_rank: list[Any] = [None] * layout.world_size
-    torch.distributed.all_gather_object(of_rank, (first_layer(model), mine))
-    stages = [of_rank[layout.rank(pp=stage)] for stage in range(layout.pp)]
+    torch.distributed.all_gather_object(of_rank, mine)
     return [
-        [(name, cut_of(config, name, first_layer=first)) for name in names]
-        for first, names in stages
+        [
+            [(name, cut_of(config, name, first_layer=first)) for name in names]
+            for first, names in of_rank[layout.rank(pp=stage)]
+        ]
+        for stage in range(layout.pp)
     ]
 
 

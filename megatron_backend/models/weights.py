@@ -1,5 +1,7 @@
 """Weights into a Megatron model from Hugging Face tensors, and back into a folder of them."""
 
+from collections.abc import Sequence
+
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -9,18 +11,23 @@ from megatron_backend.models.mapping import Cut, Part, cut_of
 from megatron_backend.models.tensors import TensorSource
 
 
-def load_weights(model: GPTModel, config: ModelConfig, source: TensorSource) -> None:
+def load_weights(chunks: Sequence[GPTModel], config: ModelConfig, source: TensorSource) -> None:
     """Fills this rank's part of the model; each rank reads only what it holds.
 
     Raises:
         KeyError: a tensor is missing, or a parameter has no mapping.
         ValueError: a tensor has another shape than the config says.
     """
-    groups: ProcessGroupCollection = model.pg_collection
-    part = Part(rank=groups.tp.rank(), size=groups.tp.size(), padded_vocab=model.vocab_size)
+    for chunk in chunks:
+        _load_chunk(chunk, config, source)
+
+
+def _load_chunk(chunk: GPTModel, config: ModelConfig, source: TensorSource) -> None:
+    groups: ProcessGroupCollection = chunk.pg_collection
+    part = Part(rank=groups.tp.rank(), size=groups.tp.size(), padded_vocab=chunk.vocab_size)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            tensor = local_cut(model, config, name).load(source, config, part)
+        for name, parameter in chunk.named_parameters():
+            tensor = local_cut(chunk, config, name).load(source, config, part)
             if tensor.shape != parameter.shape:
                 raise ValueError(
                     f"weights for {name}: shape {list(tensor.shape)}, "
@@ -29,17 +36,17 @@ def load_weights(model: GPTModel, config: ModelConfig, source: TensorSource) -> 
             parameter.copy_(tensor)
 
 
-def local_cut(model: GPTModel, config: ModelConfig, name: str) -> Cut:
-    """The cut of a parameter of this rank's model."""
-    return cut_of(config, name, first_layer=first_layer(model))
+def local_cut(chunk: GPTModel, config: ModelConfig, name: str) -> Cut:
+    """The cut of a parameter of one of this rank's chunks."""
+    return cut_of(config, name, first_layer=first_layer(chunk))
 
 
-def first_layer(model: GPTModel) -> int:
-    """Number, in the whole model, of the first layer of this pipeline stage."""
-    layers = model.decoder.layers
+def first_layer(chunk: GPTModel) -> int:
+    """Number, in the whole model, of the first layer of this chunk."""
+    layers = chunk.decoder.layers
     return int(layers[0].layer_number) - 1 if len(layers) else 0
 
 
-def output_weight_is_copy(model: GPTModel) -> bool:
-    """True on a last stage that holds its own copy of a tied embedding."""
-    return bool(model.share_embeddings_and_output_weights and not model.pre_process)
+def output_weight_is_copy(chunk: GPTModel) -> bool:
+    """True for a last stage's chunk that holds its own copy of a tied embedding."""
+    return bool(chunk.share_embeddings_and_output_weights and not chunk.pre_process)

@@ -24,7 +24,7 @@ collect."""
 
 
 def run(
-    model: torch.nn.Module,
+    chunks: Sequence[torch.nn.Module],
     batches: Sequence[MicroBatch],
     finish: Finish,
     *,
@@ -39,7 +39,7 @@ def run(
     Gradients add up in the model's buffers; nothing scales `finish`'s scalars.
 
     Args:
-        model: a GPTModel, or its data-parallel wrapper.
+        chunks: this rank's part of the model, or their data-parallel wrappers.
         batches: at least one, as `micro_batches` makes them.
         finish: see `Finish`.
         vocab_size: number of real tokens.
@@ -76,8 +76,8 @@ def run(
     rows, length = batches[0].tokens.shape
     collected: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=iter(batches),
-        model=[model],
+        data_iterator=[iter(batches) for _ in chunks],
+        model=list(chunks),
         num_microbatches=len(batches),
         seq_length=length,
         micro_batch_size=rows,

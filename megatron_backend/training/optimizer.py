@@ -1,6 +1,7 @@
 """Gradient buffers and Megatron's distributed optimizer around a model."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from megatron.core import optimizer as megatron_optimizer
@@ -14,20 +15,20 @@ from megatron_backend.training.adam import GroupStepAdam
 from service.spec import OptimizerSpec
 
 
-def wrap(model: GPTModel) -> DistributedDataParallel:
-    """The model with one gradient buffer, summed in fp32 over data-parallel ranks."""
+def wrap(chunk: GPTModel) -> DistributedDataParallel:
+    """A chunk of the model with one gradient buffer, summed in fp32 over data-parallel ranks."""
     config = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
     )
-    return DistributedDataParallel(model.config, config, model)
+    return DistributedDataParallel(chunk.config, config, chunk)
 
 
 def build_optimizer(
-    model: DistributedDataParallel, spec: OptimizerSpec, *, dtype: torch.dtype
+    chunks: Sequence[DistributedDataParallel], spec: OptimizerSpec, *, dtype: torch.dtype
 ) -> MegatronOptimizer:
-    """AdamW over `model`, its state split over data-parallel ranks, in fp32 whatever the weights.
+    """AdamW over all chunks, its state split over data-parallel ranks, in fp32 whatever they are.
 
     Biases and norms are not decayed.
     """
@@ -46,7 +47,7 @@ def build_optimizer(
         params_dtype=dtype,
         use_distributed_optimizer=True,
     )
-    return megatron_optimizer.get_megatron_optimizer(config, [model])
+    return megatron_optimizer.get_megatron_optimizer(config, list(chunks))
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, rate: float) -> None:

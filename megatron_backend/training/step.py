@@ -7,7 +7,7 @@ split changes nothing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,14 +31,14 @@ class Trainer:
     """One rank's part of the trained model and its optimizer.
 
     Attributes:
-        model: the data-parallel wrapper; `model.module` is the GPTModel.
+        chunks: the data-parallel wrappers of this rank's chunks; `chunks[i].module` is a GPTModel.
         optimizer: Megatron's.
         reference: the frozen model as the job started, where one is kept.
     """
 
     def __init__(
         self,
-        model: GPTModel,
+        model: Sequence[GPTModel],
         config: ModelConfig,
         layout: Layout,
         *,
@@ -47,15 +47,16 @@ class Trainer:
         dtype: torch.dtype,
         temperature: float = 1.0,
         micro_batch_size: int | None = None,
-        reference: GPTModel | None = None,
+        reference: Sequence[GPTModel] | None = None,
     ) -> None:
         self._config, self._layout, self._loss = config, layout, loss
         self._temperature, self._micro_batch_size = temperature, micro_batch_size
         self._rank = layout.coordinates(torch.distributed.get_rank())
-        self.model = optimizer.wrap(model)
-        self.optimizer = optimizer.build_optimizer(self.model, optimizer_spec, dtype=dtype)
-        self.reference = None if reference is None else forward.freeze(reference)
-        model.config.finalize_model_grads_func = _sum_gradients
+        self.chunks = [optimizer.wrap(chunk) for chunk in model]
+        self.optimizer = optimizer.build_optimizer(self.chunks, optimizer_spec, dtype=dtype)
+        self.reference = None if reference is None else [forward.freeze(c) for c in reference]
+        for chunk in model:
+            chunk.config.finalize_model_grads_func = _sum_gradients
 
     def train_step(
         self, batch: Batch, normalizer: Normalizer, *, learning_rate: float
@@ -68,7 +69,8 @@ class Trainer:
             learning_rate: of this step.
         """
         self._set_training(True)
-        self.model.zero_grad_buffer()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         loss, sums = self._run(batch, normalizer, backward=True)
         norm = optimizer.gradient_norm(self.optimizer)
@@ -93,8 +95,8 @@ class Trainer:
         Raises:
             RuntimeError: no reference model is kept.
         """
-        module = self.model if model == "policy" else self.reference
-        if module is None:
+        chunks = self.chunks if model == "policy" else self.reference
+        if chunks is None:
             raise RuntimeError("this job keeps no reference model: its algorithm needs none")
 
         def finish(outputs: PolicyOutputs, _micro: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -103,7 +105,7 @@ class Trainer:
         self._set_training(False)
         batches = self._micro_batches(batch)
         with torch.no_grad():
-            pieces = self._forward(module, batches, finish, trained_only=False, backward=False)
+            pieces = self._forward(chunks, batches, finish, trained_only=False, backward=False)
         if not self._speaks:
             return None
         result = torch.zeros(batch.tokens.shape)
@@ -119,8 +121,9 @@ class Trainer:
 
     def _set_training(self, training: bool) -> None:
         """Switches modes only where it changes something: it walks through every module."""
-        if self.model.training != training:
-            self.model.train(training)
+        for chunk in self.chunks:
+            if chunk.training != training:
+                chunk.train(training)
 
     def _run(
         self, batch: Batch, normalizer: Normalizer, *, backward: bool
@@ -134,7 +137,9 @@ class Trainer:
             return result.loss, (result.loss.detach(), result.sums)
 
         batches = self._micro_batches(batch)
-        collected = self._forward(self.model, batches, finish, trained_only=True, backward=backward)
+        collected = self._forward(
+            self.chunks, batches, finish, trained_only=True, backward=backward
+        )
         metrics, loss = MetricSums(), torch.zeros((), dtype=torch.float64, device=device())
         if self._speaks:
             for value in filter(None, collected):
@@ -154,7 +159,7 @@ class Trainer:
 
     def _forward(
         self,
-        model: torch.nn.Module,
+        chunks: Sequence[torch.nn.Module],
         batches: list[MicroBatch],
         finish: forward.Finish,
         *,
@@ -162,7 +167,7 @@ class Trainer:
         backward: bool,
     ) -> list[Any]:
         return forward.run(
-            model,
+            chunks,
             batches,
             finish,
             vocab_size=self._config.vocab_size,

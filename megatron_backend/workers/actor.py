@@ -68,7 +68,7 @@ class RankActor:
         self._generation = GenerationRank(
             self._worker.config,
             layout,
-            padded_vocab=self._worker.model.vocab_size,
+            padded_vocab=self._worker.model[0].vocab_size,
             stop_token_ids=stop_token_ids,
             max_length=max_length,
             dtype=self._worker.dtype,
@@ -76,7 +76,7 @@ class RankActor:
 
     def sync_weights(self, version: int) -> None:
         """See `GenerationRank.sync`."""
-        self._generation_rank.sync(self._worker.model, version)
+        self._generation_rank.sync(self._worker.model[0], version)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], indices: Sequence[int], sampling: Sampling
@@ -90,7 +90,7 @@ class RankActor:
         """See `checkpoint.torch_dist.save_state`."""
         from megatron_backend.checkpoint.torch_dist import save_state
 
-        save_state(Path(staged), self._worker.model, self._worker.trainer.optimizer)
+        save_state(Path(staged), self._worker.model[0], self._worker.trainer.optimizer)
 
     def load_state(self, checkpoint: str, same_layout: bool) -> None:
         """See `checkpoint.torch_dist.load_state`."""
@@ -98,7 +98,7 @@ class RankActor:
 
         load_state(
             Path(checkpoint),
-            self._worker.model,
+            self._worker.model[0],
             self._worker.trainer.optimizer,
             same_layout=same_layout,
         )
@@ -108,7 +108,7 @@ class RankActor:
         from megatron_backend.workers.logits import whole_logits
 
         logits = whole_logits(
-            self._worker.trainer.model,
+            self._worker.trainer.chunks,
             tokens.to(device=distributed.device()),
             vocab_size=self._worker.config.vocab_size,
         )

@@ -1,6 +1,6 @@
 """The trained model's logits, whole, for comparison with another implementation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,11 +9,13 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from torch import Tensor
 
 
-def whole_logits(model: torch.nn.Module, tokens: Tensor, *, vocab_size: int) -> Tensor | None:
+def whole_logits(
+    chunks: Sequence[torch.nn.Module], tokens: Tensor, *, vocab_size: int
+) -> Tensor | None:
     """Forward through every stage of the layout. Every rank must call it.
 
     Args:
-        model: this rank's part (the data-parallel wrapper).
+        chunks: this rank's part (their data-parallel wrappers).
         tokens: [B, T] int64, on the model's device, the same on every rank.
         vocab_size: number of real tokens.
 
@@ -30,19 +32,21 @@ def whole_logits(model: torch.nn.Module, tokens: Tensor, *, vocab_size: int) -> 
 
         return output, collect
 
-    was_training = model.training
-    model.eval()
+    was_training = chunks[0].training
+    for chunk in chunks:
+        chunk.eval()
     with torch.no_grad():
         collected = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter([tokens]),
-            model=[model],
+            data_iterator=[iter([tokens]) for _ in chunks],
+            model=list(chunks),
             num_microbatches=1,
             seq_length=tokens.shape[1],
             micro_batch_size=tokens.shape[0],
             forward_only=True,
         )
-        model.train(was_training)
+        for chunk in chunks:
+            chunk.train(was_training)
         if not collected:
             return None
         whole: Tensor = gather_from_tensor_model_parallel_region(collected[0])

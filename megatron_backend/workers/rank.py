@@ -48,7 +48,7 @@ class RankWorker:
 
     @property
     def trainer(self) -> "Trainer":
-        """The trained model and its optimizer (`trainer.model.module` is the GPTModel)."""
+        """The trained model and its optimizer (`trainer.chunks[i].module` is `model[i]`)."""
         if self._trainer is None:
             raise RuntimeError(f"rank {self.rank} has no model yet: call setup first")
         return self._trainer
@@ -61,9 +61,9 @@ class RankWorker:
         return self._config
 
     @property
-    def model(self) -> "GPTModel":
-        """This rank's part of the trained model."""
-        return self.trainer.model.module
+    def model(self) -> "list[GPTModel]":
+        """This rank's part of the trained model: its chunks, see `models.build`."""
+        return [chunk.module for chunk in self.trainer.chunks]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -138,7 +138,7 @@ class RankWorker:
         self._trainer = None
         distributed.shutdown()
 
-    def _starting_model(self) -> "GPTModel":
+    def _starting_model(self) -> "list[GPTModel]":
         from megatron_backend.models.weights import load_weights
 
         assert self.context is not None
@@ -147,7 +147,7 @@ class RankWorker:
         if start.kind == "checkpoint":
             from megatron_backend.checkpoint.model_weights import load_model_weights
 
-            load_model_weights(model, Path(str(start.weights)))
+            load_model_weights(model[0], Path(str(start.weights)))
         else:
             source: TensorSource = (
                 RandomTensors(self.config, self.context.spec.training.seed)
@@ -157,7 +157,7 @@ class RankWorker:
             load_weights(model, self.config, source)
         return model
 
-    def _build(self) -> "GPTModel":
+    def _build(self) -> "list[GPTModel]":
         from megatron_backend.models.build import build_model
 
         assert self.context is not None
@@ -168,9 +168,10 @@ class RankWorker:
             max_length=self.context.spec.training.max_length,
         )
 
-    def _copy(self, model: "GPTModel") -> "GPTModel":
+    def _copy(self, model: "list[GPTModel]") -> "list[GPTModel]":
         copy = self._build()
-        copy.load_state_dict(model.state_dict())
+        for target, source in zip(copy, model, strict=True):
+            target.load_state_dict(source.state_dict())
         return copy
 
 

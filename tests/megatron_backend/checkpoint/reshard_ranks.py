@@ -61,7 +61,7 @@ def save_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
 
     trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
     take_steps(trained, 0, 3)
-    save_state(folder, trained.model.module, trained.optimizer)
+    save_state(folder, trained.chunks[0].module, trained.optimizer)
     return take_steps(trained, 3, 5)
 
 
@@ -70,7 +70,7 @@ def load_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
     from megatron_backend.checkpoint.torch_dist import load_state
 
     trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
-    load_state(folder, trained.model.module, trained.optimizer, same_layout=False)
+    load_state(folder, trained.chunks[0].module, trained.optimizer, same_layout=False)
     return take_steps(trained, 3, 5)
 
 
@@ -80,7 +80,7 @@ def save(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list
 
     trained = trainer(layout, name)
     take_steps(trained, 0, 3)
-    save_state(folder, trained.model.module, trained.optimizer)
+    save_state(folder, trained.chunks[0].module, trained.optimizer)
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
 
@@ -90,7 +90,7 @@ def load(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list
     from megatron_backend.checkpoint.torch_dist import load_state
 
     trained = trainer(layout, name)
-    load_state(folder, trained.model.module, trained.optimizer, same_layout=False)
+    load_state(folder, trained.chunks[0].module, trained.optimizer, same_layout=False)
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
 
@@ -104,16 +104,16 @@ def write_state(trained: Any, layout: Layout, name: str, out: Path) -> None:
     from megatron_backend.models.config import ModelConfig
     from megatron_backend.models.export import export_hf
 
-    model = trained.model.module
+    model = trained.chunks[0].module
     config = ModelConfig.from_hf(CONFIGS[name])
     moments = {kind: _moments(trained, kind) for kind in ("exp_avg", "exp_avg_sq")}
-    export_hf(model, config, layout, out / "weights")
+    export_hf([model], config, layout, out / "weights")
     kept = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad():
         for kind, tensors in moments.items():
             for parameter, moment in zip(model.parameters(), tensors, strict=True):
                 parameter.copy_(moment)
-            export_hf(model, config, layout, out / kind)
+            export_hf([model], config, layout, out / kind)
         for parameter, value in zip(model.parameters(), kept, strict=True):
             parameter.copy_(value)
 
@@ -124,7 +124,7 @@ def _moments(trained: Any, kind: str) -> list[torch.Tensor]:
     group = parallel_state.get_data_parallel_group()
     tensors = []
     (optimizer,) = trained.optimizer.chained_optimizers
-    for parameter in trained.model.module.parameters():
+    for parameter in trained.chunks[0].module.parameters():
         whole = torch.zeros(parameter.numel())
         if parameter in optimizer.model_param_gbuf_map:
             span = optimizer._get_model_param_range_map(parameter)["param"]
@@ -143,8 +143,8 @@ def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, o
     from megatron_backend.models.export import export_hf
 
     trained = trainer(layout, name)
-    load_model_weights(trained.model.module, checkpoint)
-    export_hf(trained.model.module, ModelConfig.from_hf(CONFIGS[name]), layout, out)
+    load_model_weights(trained.chunks[0].module, checkpoint)
+    export_hf([trained.chunks[0].module], ModelConfig.from_hf(CONFIGS[name]), layout, out)
     return float(trained.evaluate_loss(batch(3), Normalizer.of(batch(3))).loss)
 
 
@@ -163,9 +163,9 @@ def draws(rank: int, layout: Layout, folder: Path) -> list[list[float]]:
     take_steps(trained, 0, 1)
     torch.manual_seed(100 + rank)
     draw()
-    save_state(folder, trained.model.module, trained.optimizer)
+    save_state(folder, trained.chunks[0].module, trained.optimizer)
     after = draw()
     draw()
-    load_state(folder, trained.model.module, trained.optimizer, same_layout=True)
+    load_state(folder, trained.chunks[0].module, trained.optimizer, same_layout=True)
     again = draw()
     return [after, again]

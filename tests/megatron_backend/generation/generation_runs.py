@@ -22,8 +22,8 @@ def trained_model(folder: Path, layout: Layout) -> Any:
     from megatron_backend.models.weights import load_weights
 
     config = ModelConfig.from_hf(read_config(folder))
-    model = build_model(config, layout)
-    load_weights(model, config, SafetensorsFolder(folder))
+    [model] = build_model(config, layout)
+    load_weights([model], config, SafetensorsFolder(folder))
     return model.eval()
 
 

@@ -22,8 +22,8 @@ def megatron_logits(_rank: int, folder: Path, layout: Layout, tokens: Tensor) ->
     from tests.megatron_backend.small_models import read_config
 
     config = ModelConfig.from_hf(read_config(folder))
-    model = build_model(config, layout)
-    load_weights(model, config, SafetensorsFolder(folder))
+    [model] = build_model(config, layout)
+    load_weights([model], config, SafetensorsFolder(folder))
     model.eval()
     with torch.no_grad():
         output = model(input_ids=tokens, position_ids=None, attention_mask=None)

@@ -38,7 +38,7 @@ def copy_through(
     model = build_model(config, layout, dtype=dtype)
     load_weights(model, config, SafetensorsFolder(source))
     export_hf(model, config, layout, target, max_file_bytes=max_bytes)
-    return [layer.layer_number - 1 for layer in model.decoder.layers]
+    return [layer.layer_number - 1 for chunk in model for layer in chunk.decoder.layers]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -136,7 +136,8 @@ def train_tied(_rank: int, layout: Layout, steps: int) -> list[Any]:
     for seed in range(steps):
         batch = random_batch(seed=seed)
         trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE)
-        copies.append(trainer.model.module.shared_embedding_or_output_weight().detach().clone())
+        chunk = trainer.chunks[0].module
+        copies.append(chunk.shared_embedding_or_output_weight().detach().clone())
     return copies
 
 
