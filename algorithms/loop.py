@@ -9,7 +9,7 @@ killed and resumed takes the same steps as one that is not.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,10 +84,20 @@ class Loop:
     padding_id: int
     step: int = 0
     _synced: int | None = None
+    _evaluations: list[Mapping[str, Any]] = field(default_factory=list)
     _progress_at: float = 0.0
 
     def run(self) -> int:
         """Every step that is left; see `run` above."""
+        try:
+            self._run()
+        except JobFailure:
+            # The ranks are well: what was saved before the failure shall not be lost with it.
+            self.workers.checkpoints.drain()
+            raise
+        return self.step
+
+    def _run(self) -> None:
         spec, total = self.context.spec, self.source.total_steps
         self._resume()
         if self.source.online:
@@ -100,13 +110,14 @@ class Loop:
             if last or _due(self.step, spec.evaluation.every_steps):
                 self._evaluate()
             if last or _due(self.step, spec.checkpoint.every_steps):
-                self._save()
-        return self.step
+                self._save(required=last)
+        self.workers.checkpoints.drain()
 
     def _train_step(self, step: int) -> None:
         """One step of the job: samples, their log-probs and advantages, updates, sync."""
         algorithm, train = self.algorithm, self.workers.train
-        clock = PhaseClock(on_enter=lambda phase: self._progress(step - 1, phase))
+        self._evaluations.clear()
+        clock = PhaseClock(on_enter=lambda phase: self._enter(step - 1, phase))
         samples = self.source.draw(step, clock)
         batch = samples.batch
         if algorithm.needs_old_log_probs or algorithm.needs_reference:
@@ -172,15 +183,19 @@ class Loop:
                 max_length=self.context.spec.training.max_length,
             )
             data = {"mode": "validation", "items": len(self.validation.examples), "loss": loss}
-            self.recorder.record("evaluation", data, step=self.step)
+            self._record_evaluation(data)
         if self.evaluator is not None:
             self._sync()
             for mode in self.evaluator.modes:
                 self._progress(self.step, f"evaluation ({mode})", always=True)
                 summary, samples = self.evaluator.evaluate(mode)
-                self.recorder.record("evaluation", summary, step=self.step)
+                self._record_evaluation(summary)
                 for sample in samples:
                     self.recorder.record("sample", sample, step=self.step)
+
+    def _record_evaluation(self, data: Mapping[str, Any]) -> None:
+        self.recorder.record("evaluation", data, step=self.step)
+        self._evaluations.append(data)
 
     def _resume(self) -> None:
         state = self.workers.checkpoints.load_latest()
@@ -188,10 +203,16 @@ class Loop:
             self.step = int(state["step"])
             self.source.restore(state["source"])
 
-    def _save(self) -> None:
+    def _save(self, *, required: bool) -> None:
         self._progress(self.step, "checkpoint", always=True)
         state = {"step": self.step, "source": self.source.state()}
-        self.workers.checkpoints.save(self.step, state)
+        self.workers.checkpoints.save(
+            self.step, state, evaluations=tuple(self._evaluations), required=required
+        )
+
+    def _enter(self, step: int, phase: str) -> None:
+        self._progress(step, phase)
+        self.workers.checkpoints.poll()
 
     def _sync(self) -> None:
         """Gives the generator the weights of this step, unless it has them."""

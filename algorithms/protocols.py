@@ -114,12 +114,52 @@ class Generator(Protocol):
 class Checkpoints(Protocol):
     """Published training states of this job."""
 
-    def save(self, step: int, loop_state: Mapping[str, Any]) -> None:
-        """Writes weights, optimizer, RNG and `loop_state` (JSON values), verifies, publishes."""
+    def save(
+        self,
+        step: int,
+        loop_state: Mapping[str, Any],
+        *,
+        evaluations: Sequence[Mapping[str, Any]] = (),
+        required: bool = False,
+    ) -> None:
+        """Takes weights, optimizer, RNG and `loop_state` (JSON values) as they are now.
+
+        They may be published later, by `poll` or `drain`; an earlier save that is still on its way
+        is finished first. A save that the storage refuses is a warning, and after some in a row, or
+        where it is `required`, the job's end.
+
+        Args:
+            step: steps done.
+            loop_state: what the loop needs to go on.
+            evaluations: data of this step's `evaluation` events; they decide which is the best.
+            required: the job's result is worth nothing without it.
+
+        Raises:
+            JobFailure: the storage refused too often.
+        """
+        ...
+
+    def poll(self) -> None:
+        """Publishes a save whose files are all on disk. Cheap; call it between pieces of work.
+
+        Raises:
+            JobFailure: the storage refused too often.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Returns once no save is on its way any more.
+
+        Raises:
+            JobFailure: the storage refused too often.
+        """
         ...
 
     def load_latest(self) -> Mapping[str, Any] | None:
-        """Restores the newest published checkpoint; its `loop_state`, None where there is none."""
+        """Restores the newest published checkpoint; its `loop_state`, None where there is none.
+
+        A save that is still on its way is given up.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,20 @@ class JobCheckpoints:
         self._job, self._store, self._group, self._recorder = job, store, group, recorder
         self._newest = newest
 
-    def save(self, step: int, loop_state: Mapping[str, Any]) -> None:
+    def poll(self) -> None:
+        """Nothing is on its way after a save."""
+
+    def drain(self) -> None:
+        """Nothing is on its way after a save."""
+
+    def save(
+        self,
+        step: int,
+        loop_state: Mapping[str, Any],
+        *,
+        evaluations: Sequence[Mapping[str, Any]] = (),  # noqa: ARG002
+        required: bool = False,  # noqa: ARG002
+    ) -> None:
         """Writes weights, optimizer, generators and `loop_state`, verifies, publishes.
 
         Raises:

@@ -5,7 +5,6 @@ and never half of it. Each write can be repeated: the reconciler may be killed a
 does them all again.
 """
 
-import fcntl
 import os
 import secrets
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from service.spec import JobContext, Outcome
+from service.spec import JobContext, Outcome, Reason
+from service.spec.fence import raise_fence, read_fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,12 @@ class AttemptFolder:
                 fresh.unlink()
             _sync_folder(self.path)
         return self.token_path.read_text(encoding="utf-8")
+
+    def write_stop(self, reason: Reason) -> None:
+        """Tells the driver why it is about to be asked to end; the first reason stays."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "stop").exists():
+            _replace(self.path / "stop", f"{reason}\n")
 
     def outcome(self) -> Outcome | None:
         """What the driver said as its last act; null where it said nothing.
@@ -99,25 +105,16 @@ class JobFolder:
 
     def fence(self) -> int:
         """Number of the newest attempt; 0 before the first."""
-        try:
-            return int((self.path / "fence").read_text(encoding="ascii"))
-        except FileNotFoundError:
-            return 0
+        return read_fence(self.path)
 
     def raise_fence(self, attempt: int) -> None:
         """Shuts out every attempt older than `attempt`. A fence never goes down.
 
-        The folder is locked meanwhile: a reconciler that lost its claim and wakes up late would
-        otherwise put back an older number.
+        Raises:
+            TimeoutError: a driver holds the lock and does not let go.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            if self.fence() < attempt:
-                _replace(self.path / "fence", f"{attempt}\n")
-        finally:
-            os.close(folder)
+        raise_fence(self.path, attempt)
 
 
 def _replace(path: Path, text: str) -> None:

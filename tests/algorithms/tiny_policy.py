@@ -163,8 +163,24 @@ class FolderCheckpoints:
     def __init__(self, folder: Path, policy: TinyPolicy) -> None:
         self._folder = folder
         self._policy = policy
+        self.saves: list[tuple[int, list[Mapping[str, Any]], bool]] = []
+        """Step, evaluations and `required` of each save."""
 
-    def save(self, step: int, loop_state: Mapping[str, Any]) -> None:
+    def poll(self) -> None:
+        """Nothing is ever on its way."""
+
+    def drain(self) -> None:
+        """Nothing is ever on its way."""
+
+    def save(
+        self,
+        step: int,
+        loop_state: Mapping[str, Any],
+        *,
+        evaluations: Sequence[Mapping[str, Any]] = (),
+        required: bool = False,
+    ) -> None:
+        self.saves.append((step, list(evaluations), required))
         state = {
             "model": self._policy.model.state_dict(),
             "optimizer": self._policy.optimizer.state_dict(),
