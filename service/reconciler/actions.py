@@ -17,7 +17,7 @@ from service.jobs.states import JobState
 from service.launchers.protocol import Launcher, LaunchError, LaunchRequest, Observation
 from service.reconciler import decisions
 from service.reconciler.spool import last_words, spooled
-from service.reconciler.verdicts import Verdict, failures, judge, next_state
+from service.reconciler.verdicts import failures, judge, next_state
 from service.spec import JobContext, Outcome, Reason
 from service.store import Claim, Store
 from service.store.attempts import AttemptEnd
@@ -85,6 +85,9 @@ class Actions:
     def ask_to_end(self, action: decisions.AskToEnd) -> None:
         """Has the launcher end the attempt; needs no claim, since it changes no row."""
         attempt = action.attempt
+        if attempt.stop_reason is not None:
+            folder = self.folder(attempt.job_id).attempt(attempt.number)
+            folder.write_stop(attempt.stop_reason)
         self.launchers[attempt.launcher].cancel(attempt.launcher_id, action.grace_seconds)
 
     def _open(self, job: Job, claim: Claim) -> None:
@@ -134,7 +137,11 @@ class Actions:
             for other in self.store.attempts.of_job(attempt.job_id)
             if other.number < attempt.number
         ]
-        state = next_state(verdict.reason, earlier, context.spec.retry if context else None)
+        before = 0
+        if verdict.reason is not None:
+            newest_steps = self.store.events.newest_checkpoints(attempt.job_id)
+            before = failures(verdict.reason, attempt.number, earlier, newest_steps)
+        state = next_state(verdict.reason, before, context.spec.retry if context else None)
         self.store.attempts.end(
             claim,
             attempt.number,
@@ -144,7 +151,7 @@ class Actions:
                 message=verdict.message,
                 exit_code=seen.exit_code,
                 exit_signal=seen.exit_signal,
-                retry_at=self._retry_at(state, verdict, earlier),
+                retry_at=self._retry_at(state, before),
             ),
         )
 
@@ -153,10 +160,10 @@ class Actions:
             self.store.events.drain(claim, attempt.number, batch)
             self.store.claims.extend(claim, lease_seconds=self.timing.lease)
 
-    def _retry_at(self, state: JobState, verdict: Verdict, earlier: list[Attempt]) -> float | None:
-        if state is not JobState.RECOVERING or verdict.reason is None:
+    def _retry_at(self, state: JobState, failed_before: int) -> float | None:
+        if state is not JobState.RECOVERING:
             return None
-        wait = self.timing.retry_base * 2.0 ** min(failures(verdict.reason, earlier), 30)
+        wait = self.timing.retry_base * 2.0 ** min(failed_before, 30)
         return time.time() + min(wait, self.timing.retry_most)
 
 

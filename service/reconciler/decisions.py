@@ -142,7 +142,7 @@ def _decide_live(look: Look) -> Action:
             return AskToEnd(attempt, 0.0)
         return Finish(attempt, seen, look.context)
     if attempt.stop_asked_at is not None:
-        left = attempt.stop_asked_at + look.grace_seconds - look.now
+        left = attempt.stop_asked_at + _grace(look, attempt) - look.now
         return AskToEnd(attempt, max(0.0, left))
     if look.outcome_at is not None and look.now > look.outcome_at + look.grace_seconds:
         return AskToEnd(attempt, 0.0)  # it has said all, and hangs
@@ -159,6 +159,14 @@ def _decide_live(look: Look) -> Action:
     if seen.phase is Phase.RUNNING and look.job.state is JobState.STARTING:
         return MarkAlive(attempt)
     return Wait()
+
+
+def _grace(look: Look, attempt: Attempt) -> float:
+    """How long the attempt may take to end; one that is not cancelled finishes its step and saves
+    first, for as long as its job allows."""
+    if look.context is None or attempt.stop_reason is Reason.CANCELLED:
+        return look.grace_seconds
+    return look.grace_seconds + look.context.spec.faults.grace_seconds
 
 
 def _time_is_over(attempt: Attempt, context: JobContext, now: float) -> bool:

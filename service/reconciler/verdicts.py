@@ -6,15 +6,40 @@ word, which is the machine's fault until shown otherwise.
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from service.jobs.records import Attempt
 from service.jobs.states import JobState
 from service.launchers.protocol import Observation
 from service.spec import Outcome, Reason, RetrySpec
 
-_NEVER_RETRIED = frozenset({Reason.CANCELLED, Reason.TIMEOUT})
+
+class Budget(Enum):
+    """What a retry is taken from; the value is the field of `retry`."""
+
+    INFRASTRUCTURE = "infrastructure"
+    """The next try may end well with nothing changed."""
+    USER_ERROR = "user_error"
+    """The next try most likely ends in the same way."""
+
+
+RETRIED_WITHIN: Mapping[Reason, Budget | None] = {
+    Reason.USER_ERROR: Budget.USER_ERROR,
+    Reason.INTERNAL_ERROR: Budget.USER_ERROR,
+    Reason.OUT_OF_MEMORY: Budget.USER_ERROR,
+    Reason.NAN_LOSS: Budget.USER_ERROR,
+    Reason.ENVIRONMENT_ERRORS: Budget.USER_ERROR,
+    Reason.NODE_FAILURE: Budget.INFRASTRUCTURE,
+    Reason.WORKER_LOST: Budget.INFRASTRUCTURE,
+    Reason.HUNG: Budget.INFRASTRUCTURE,
+    Reason.PREEMPTED: Budget.INFRASTRUCTURE,
+    Reason.LAUNCH_FAILED: Budget.INFRASTRUCTURE,
+    Reason.TIMEOUT: None,
+    Reason.CANCELLED: None,
+}
+"""Every reason, and the budget that a retry after it is taken from; None is never retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +71,57 @@ def judge(attempt: Attempt, seen: Observation, outcome: Outcome | None, last_wor
     )
 
 
-def next_state(
-    reason: Reason | None, earlier: Sequence[Attempt], retry: RetrySpec | None
-) -> JobState:
+def next_state(reason: Reason | None, failed_before: int, retry: RetrySpec | None) -> JobState:
     """What becomes of a job after an attempt with this verdict.
 
     Args:
         reason: of the verdict.
-        earlier: the job's attempts before this one.
+        failed_before: see `failures`.
         retry: the job's budgets; null allows none.
     """
     if reason is None:
         return JobState.SUCCEEDED
     if reason is Reason.CANCELLED:
         return JobState.CANCELLED
-    if retry is None or reason in _NEVER_RETRIED:
+    budget = RETRIED_WITHIN[reason]
+    if retry is None or budget is None:
         return JobState.FAILED
-    budget = retry.infrastructure if reason.infrastructure else retry.user_error
-    return JobState.RECOVERING if failures(reason, earlier) < budget else JobState.FAILED
+    allowed: int = getattr(retry, budget.value)
+    return JobState.RECOVERING if failed_before < allowed else JobState.FAILED
 
 
-def failures(reason: Reason, attempts: Sequence[Attempt]) -> int:
-    """How many attempts failed by the same kind of cause, the machine's or the job's own."""
+def failures(
+    reason: Reason, number: int, earlier: Sequence[Attempt], newest_steps: Mapping[int, int]
+) -> int:
+    """How many attempts before this one failed by the same kind of cause and got no further.
+
+    A budget bounds the tries at one place. An attempt that published a checkpoint of a step that
+    none before it had reached brought the job to another place, so what failed before it counts
+    no more; its own failure does.
+
+    Args:
+        reason: why the attempt failed.
+        number: of that attempt.
+        earlier: the job's attempts before it.
+        newest_steps: the highest step that each attempt published a checkpoint of.
+    """
+    since = _last_advance(number, newest_steps)
     return sum(
-        attempt.reason is not None and attempt.reason.infrastructure == reason.infrastructure
-        for attempt in attempts
+        attempt.number >= since
+        and attempt.reason is not None
+        and RETRIED_WITHIN[attempt.reason] is RETRIED_WITHIN[reason]
+        for attempt in earlier
     )
+
+
+def _last_advance(number: int, newest_steps: Mapping[int, int]) -> int:
+    """The last attempt up to `number` that went beyond all before it; 0 where none did."""
+    advance, reached = 0, -1
+    for attempt in range(1, number + 1):
+        step = newest_steps.get(attempt, -1)
+        if step > reached:
+            advance, reached = attempt, step
+    return advance
 
 
 def _failed(outcome: Outcome) -> Verdict:

@@ -10,6 +10,7 @@ One job has one folder, on storage that service and workers both see:
       model/                     config and tokenizer as the first attempt found them
       attempts/N/
         token                    secret for pushing events, mode 0600
+        stop                     Reason why the service asks it to end; written before the signal
         process.json             local launcher: the process that took the attempt
         driver.lock              held by the driver while it runs
         events.jsonl             every event of the attempt, one WorkerEvent a line; on disk before
@@ -46,6 +47,8 @@ class Reason(StrEnum):
     """A machine went away."""
     WORKER_LOST = "WORKER_LOST"
     """The driver or a rank died without a word (killed from outside, a crash in native code)."""
+    HUNG = "HUNG"
+    """Ranks did not answer within `faults.deadlines`."""
     PREEMPTED = "PREEMPTED"
     """The cluster took the machines back."""
     TIMEOUT = "TIMEOUT"
@@ -58,16 +61,6 @@ class Reason(StrEnum):
     """The launcher could not start it."""
     CANCELLED = "CANCELLED"
     """A user asked for it."""
-
-    @property
-    def infrastructure(self) -> bool:
-        """True where the next try may end well with nothing changed."""
-        return self in {
-            Reason.NODE_FAILURE,
-            Reason.WORKER_LOST,
-            Reason.PREEMPTED,
-            Reason.LAUNCH_FAILED,
-        }
 
 
 class Outcome(SpecModel):

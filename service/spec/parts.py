@@ -315,3 +315,6 @@ class FaultSpec(SpecModel):
     """How many steps the median is taken over; until there are so many, nothing is a spike."""
     max_skipped: Annotated[int, Field(ge=1, le=10_000)] = 5
     """Steps in a row that may be left out before the job fails."""
+    grace_seconds: Annotated[float, Field(ge=0, le=86_400)] = 15.0
+    """How long a job that is told to end (its time limit, a machine that is taken back) may take to
+    finish its step and save; then it ends without. A user's cancel does not wait."""

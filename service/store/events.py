@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select, update
+from sqlalchemy import Connection, RowMapping, func, select, update
 
 from service.auth.keys import hash_secret
 from service.jobs.records import Checkpoint, Event, MetricPoint
@@ -126,6 +126,17 @@ class Events:
                     )
                 )
         return points
+
+    def newest_checkpoints(self, job_id: str) -> dict[int, int]:
+        """The highest step that each attempt announced a checkpoint of, by attempt."""
+        columns = _table.c
+        query = (
+            select(columns.attempt, func.max(columns.step))
+            .where(columns.job_id == job_id, columns.kind == "checkpoint")
+            .group_by(columns.attempt)
+        )
+        with self._database.reading() as connection:
+            return dict(connection.execute(query).tuples().all())
 
     def checkpoints_of(self, job_id: str) -> list[Checkpoint]:
         """The checkpoints that were announced, by step; the newest announcement of a step counts.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from service.jobs import AttemptFolder, JobFolder
-from service.spec import JobContext
+from service.spec import JobContext, Reason
 from tests.service.store.sample_jobs import context, document
 
 
@@ -39,6 +39,13 @@ def test_a_token_is_made_once_and_only_its_owner_may_read_it(folder: JobFolder) 
     assert stat.S_IMODE(attempt.token_path.stat().st_mode) == 0o600
     assert folder.attempt(2).make_token() != attempt.make_token()
     assert [path.name for path in attempt.path.iterdir()] == ["token"]
+
+
+def test_the_first_reason_to_stop_stays(folder: JobFolder) -> None:
+    attempt = folder.attempt(1)
+    attempt.write_stop(Reason.TIMEOUT)
+    attempt.write_stop(Reason.CANCELLED)
+    assert (attempt.path / "stop").read_text() == "TIMEOUT\n"
 
 
 def test_a_fence_never_goes_down(folder: JobFolder) -> None:

@@ -31,6 +31,13 @@ def events(count: int) -> None:
         file.write('{"seq": 99, "ti')  # a driver that is killed leaves half a line
 
 
+def checkpoint() -> None:
+    step = 10 * int(number)
+    with open(f"{attempt_dir}/events.jsonl", "w", encoding="utf-8") as file:
+        event = {"seq": 1, "time": time.time(), "kind": "checkpoint", "step": step, "data": {}}
+        file.write(json.dumps(event) + "\n")
+
+
 def children() -> None:
     """One child in the group, one in a session of its own, one that scrubbed its environment."""
     sleeper = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
@@ -51,6 +58,8 @@ for behaviour in behaviours:
     match name:
         case "events":
             events(int(value))
+        case "checkpoint-until" if int(number) <= int(value):
+            checkpoint()
         case "children":
             children()
         case "ignore-term":

@@ -173,6 +173,12 @@ def test_a_stopped_attempt_gets_what_is_left_of_its_grace() -> None:
     assert look(JobState.CANCELLING, Phase.RUNNING, attempt=over) == AskToEnd(over, 0.0)
 
 
+def test_one_that_is_not_cancelled_gets_time_to_save() -> None:
+    late = replace(STOPPED, stop_reason=Reason.TIMEOUT)
+    extra = CONTEXT.spec.faults.grace_seconds
+    assert look(JobState.RUNNING, Phase.RUNNING, attempt=late) == AskToEnd(late, 15.0 + extra)
+
+
 def test_a_driver_that_hangs_after_its_outcome_is_ended() -> None:
     assert look(JobState.RUNNING, Phase.RUNNING, outcome_at=NOW - 19) == Wait()
     assert look(JobState.RUNNING, Phase.RUNNING, outcome_at=NOW - 21) == AskToEnd(ATTEMPT, 0.0)

@@ -97,6 +97,17 @@ def test_retries_end_with_their_budget(store: Store, submit: Submit, serve: Serv
     assert len(store.attempts.of_job(lost.id)) == 3
 
 
+def test_a_job_that_gets_on_does_not_use_up_its_retries(
+    store: Store, submit: Submit, serve: Serve
+) -> None:
+    job = submit(retry={"infrastructure": 1, "user_error": 0})
+    serve("checkpoint-until=3", "die")
+    failed = wait_for_state(store, job, *ENDED)
+    assert failed.state is JobState.FAILED
+    # Three got further than any before; the fourth failed at the place of the third.
+    assert len(store.attempts.of_job(job.id)) == 4
+
+
 def test_g21_an_error_of_the_job_is_not_tried_again(
     store: Store, submit: Submit, serve: Serve, folder_of: FolderOf
 ) -> None:

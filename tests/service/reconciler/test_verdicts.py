@@ -4,7 +4,14 @@ import pytest
 
 from service.jobs import Attempt, JobState
 from service.launchers import Observation, Phase
-from service.reconciler.verdicts import Verdict, failures, judge, next_state
+from service.reconciler.verdicts import (
+    RETRIED_WITHIN,
+    Budget,
+    Verdict,
+    failures,
+    judge,
+    next_state,
+)
 from service.spec import Outcome, Reason, RetrySpec
 from tests.service.reconciler.test_decisions import ATTEMPT, STOPPED
 
@@ -66,35 +73,55 @@ def test_a_driver_that_died_without_a_word_is_lost(seen: Observation, words: str
 RETRY = RetrySpec(infrastructure=2, user_error=1)
 
 
-@pytest.mark.parametrize("reason", [reason for reason in Reason if reason.infrastructure])
+def of_budget(budget: Budget | None) -> list[Reason]:
+    return [reason for reason, taken_from in RETRIED_WITHIN.items() if taken_from is budget]
+
+
+def test_every_reason_has_its_place_in_the_table() -> None:
+    assert set(RETRIED_WITHIN) == set(Reason)
+    assert Reason.HUNG in of_budget(Budget.INFRASTRUCTURE)
+    assert of_budget(None) == [Reason.TIMEOUT, Reason.CANCELLED]
+    assert all(hasattr(RetrySpec(), budget.value) for budget in Budget)
+
+
+@pytest.mark.parametrize("reason", of_budget(Budget.INFRASTRUCTURE))
 def test_faults_of_the_machine_have_their_own_budget(reason: Reason) -> None:
-    assert next_state(reason, [], RETRY) is JobState.RECOVERING
-    used = ended(Reason.NODE_FAILURE, Reason.USER_ERROR)
-    assert next_state(reason, used, RETRY) is JobState.RECOVERING
-    used = ended(Reason.NODE_FAILURE, Reason.WORKER_LOST)
-    assert next_state(reason, used, RETRY) is JobState.FAILED
-    assert failures(reason, used) == 2
+    assert next_state(reason, 1, RETRY) is JobState.RECOVERING
+    assert next_state(reason, 2, RETRY) is JobState.FAILED
+    assert failures(reason, 3, ended(Reason.NODE_FAILURE, Reason.USER_ERROR), {}) == 1
+    assert failures(reason, 3, ended(Reason.NODE_FAILURE, Reason.WORKER_LOST), {}) == 2
+
+
+@pytest.mark.parametrize("reason", of_budget(Budget.USER_ERROR))
+def test_faults_of_the_job_have_their_own_budget(reason: Reason) -> None:
+    assert next_state(reason, 0, RETRY) is JobState.RECOVERING
+    assert next_state(reason, 1, RETRY) is JobState.FAILED
+    assert next_state(reason, 0, RetrySpec()) is JobState.FAILED
+    assert failures(reason, 3, ended(Reason.NODE_FAILURE, Reason.WORKER_LOST), {}) == 0
+    assert failures(reason, 2, ended(Reason.NAN_LOSS), {}) == 1
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("newest_steps", "counted"),
     [
-        Reason.USER_ERROR,
-        Reason.INTERNAL_ERROR,
-        Reason.OUT_OF_MEMORY,
-        Reason.NAN_LOSS,
-        Reason.ENVIRONMENT_ERRORS,
+        ({}, 3),
+        ({1: 20}, 3),  # the first one's own failure is the first at its place
+        ({1: 20, 2: 30}, 2),
+        ({1: 20, 2: 20, 3: 30}, 1),
+        ({1: 20, 2: 30, 3: 30}, 2),  # saved the same step again: no further
+        ({1: 20, 2: 30, 3: 25}, 2),
+        ({1: 20, 4: 40}, 0),  # the one that just failed got further than all before
     ],
 )
-def test_faults_of_the_job_have_their_own_budget(reason: Reason) -> None:
-    used = ended(Reason.NODE_FAILURE, Reason.WORKER_LOST)
-    assert next_state(reason, used, RETRY) is JobState.RECOVERING
-    assert next_state(reason, ended(Reason.NAN_LOSS), RETRY) is JobState.FAILED
-    assert next_state(reason, [], RetrySpec()) is JobState.FAILED
+def test_a_newer_checkpoint_begins_the_count_anew(
+    newest_steps: dict[int, int], counted: int
+) -> None:
+    earlier = ended(Reason.PREEMPTED, Reason.PREEMPTED, Reason.HUNG)
+    assert failures(Reason.PREEMPTED, 4, earlier, newest_steps) == counted
 
 
 def test_some_ends_are_final() -> None:
-    assert next_state(None, [], RETRY) is JobState.SUCCEEDED
-    assert next_state(Reason.CANCELLED, [], RETRY) is JobState.CANCELLED
-    assert next_state(Reason.TIMEOUT, [], RETRY) is JobState.FAILED
-    assert next_state(Reason.WORKER_LOST, [], None) is JobState.FAILED
+    assert next_state(None, 0, RETRY) is JobState.SUCCEEDED
+    assert next_state(Reason.CANCELLED, 0, RETRY) is JobState.CANCELLED
+    assert next_state(Reason.TIMEOUT, 0, RETRY) is JobState.FAILED
+    assert next_state(Reason.WORKER_LOST, 0, None) is JobState.FAILED

@@ -195,6 +195,21 @@ def test_checkpoints_are_listed_by_step(store: Store) -> None:
     assert found == [(10, "first"), (20, "new")]
 
 
+def test_how_far_each_attempt_got(store: Store) -> None:
+    job, held = starting_job(store, "first")
+
+    def saved(seq: int, step: int) -> WorkerEvent:
+        return WorkerEvent(seq=seq, time=1.0, kind="checkpoint", step=step, data={})
+
+    assert store.events.newest_checkpoints(job.id) == {}
+    store.events.ingest(job.id, 1, "first", [saved(1, 10), saved(2, 20), metrics(3, 25)])
+    recovering = AttemptEnd(next_state=JobState.RECOVERING, reason=Reason.NODE_FAILURE)
+    store.attempts.end(held, 1, recovering)
+    open_attempt(store, held, "second")
+    store.events.ingest(job.id, 2, "second", [saved(1, 20)])
+    assert store.events.newest_checkpoints(job.id) == {1: 20, 2: 20}
+
+
 def test_the_spool_of_an_attempt_is_taken_in_without_its_token(store: Store) -> None:
     job, held = starting_job(store, "t")
     store.events.ingest(job.id, 1, "t", [progress(1)])
