@@ -1,37 +1,87 @@
-"""Core attention on torch's `scaled_dot_product_attention`, for the CPU layer spec.
+"""Self-attention on torch's fused kernel, for the CPU layer spec.
 
-Megatron's own module for the CPU repeats keys and values for grouped queries, and writes out the
-whole score matrix. This one does neither: grouped queries read shared keys through views, and
-causal attention goes to the fused kernel.
+Megatron's own for the CPU repeats keys and values for grouped queries, writes out every score
+matrix, knows no packed sequences, and turns queries and keys for each packed sequence by itself.
+Here all of that happens sequence by sequence, or not at all:
 
-It knows one mask, the causal one. Right padding needs no more than that, since no real token looks
-at a later one. Decoding over a cache of keys and values is the business of `generation`.
+- `RotaryAttention` computes the table of cosines and sines once for a micro-batch, not once for a
+  layer, and turns all sequences at once, into memory in which each head lies together.
+- `SdpaAttention` runs the kernel on each sequence, grouped queries reading shared keys through
+  views. With context parallelism a rank has two pieces of each sequence: keys and values are
+  gathered, and each piece looks at all that comes before it.
+
+Right padding needs no mask, since no real token looks at a later one. Decoding over a cache of keys
+and values is the business of `generation`.
 """
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.nn.functional as F
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
+
+from megatron_backend.models.packing import PackedSequences
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+type Piece = tuple[int, int, int]
+"""(column, start, length) of a sequence in [T, B]."""
 
 
 class SdpaAttention(MegatronModule):
-    """Drop-in for Megatron's `DotProductAttention`, without dropout and sequence packing."""
+    """Causal core attention; takes the place of Megatron's `DotProductAttention`.
+
+    Attributes:
+        scale: multiplies the scores.
+        window: a token sees itself and so many before it; None where it sees all.
+        softcap: c in c tanh(score / c); None where scores are not capped.
+
+    Raises:
+        NotImplementedError: the config asks for something else: dropout, learned softmax offsets,
+            scores scaled by the layer's number, attention that looks ahead.
+    """
 
     def __init__(
         self,
         config: TransformerConfig,
-        *,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        cp_comm_type: str | None = None,  # noqa: ARG002 - Transformer Engine's ways to share keys
         softmax_scale: float | None = None,
-        **_same_for_every_layer: Any,
+        pg_collection: ProcessGroupCollection | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__(config=config)
-        if config.attention_dropout:
-            raise ValueError("the CPU's core attention has no dropout")
+        refused = {
+            "attention dropout": config.attention_dropout,
+            "softmax offsets": config.softmax_type != "vanilla",
+            "scores scaled by the layer's number": config.apply_query_key_layer_scaling,
+            "attention that is not causal": attn_mask_type != AttnMaskType.causal,
+            "cross-attention": attention_type != "self",
+        }
+        for what, asked in refused.items():
+            if asked:
+                raise NotImplementedError(f"the CPU's core attention has no {what}")
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.softcap = softcap
+        self.window: int | None = None
+        if is_layer_window_attention(
+            config.window_size, config.window_attn_skip_freq, max(1, layer_number)
+        ):
+            self.window = config.window_size[0]
+        self._cp = pg_collection.cp if pg_collection is not None else None
 
     def forward(
         self,
@@ -41,33 +91,287 @@ class SdpaAttention(MegatronModule):
         attention_mask: Tensor | None,
         attn_mask_type: AttnMaskType | None = None,
         attention_bias: Tensor | None = None,
-        packed_seq_params: Any = None,
+        packed_seq_params: PackedSequences | None = None,
     ) -> Tensor:
-        """Causal attention of `query` over `key` and `value`.
+        """Causal attention of `query` over `key` and `value`, each sequence by itself.
 
         Args:
-            query: [T, B, heads, head_dim].
+            query: [T, B, heads, head_dim], this context-parallel rank's slots (see
+                `training.sequence`).
             key, value: [T, B, KV heads, head_dim].
-            attention_mask, attention_bias, packed_seq_params: must be None.
+            attention_mask, attention_bias: must be None.
             attn_mask_type: Megatron's name for causal.
+            packed_seq_params: where each sequence is in [T, 1]; None where each column is one.
 
         Returns:
             [T, B, heads * head_dim].
 
         Raises:
-            NotImplementedError: anything but plain causal attention was asked for.
+            NotImplementedError: a mask or a bias was given.
         """
-        causal = attn_mask_type in (None, AttnMaskType.causal) and len(query) == len(key)
-        extras = (attention_mask, attention_bias, packed_seq_params)
-        if not causal or any(extra is not None for extra in extras):
-            raise NotImplementedError("the CPU's core attention is causal, without mask or packing")
-        # The kernel is a fifth faster on heads that lie together, copies included.
-        context = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3).contiguous(),
-            key.permute(1, 2, 0, 3).contiguous(),
-            value.permute(1, 2, 0, 3).contiguous(),
-            is_causal=True,
-            scale=self.scale,
-            enable_gqa=query.shape[2] != key.shape[2],
-        )
-        return context.permute(2, 0, 1, 3).reshape(*query.shape[:2], -1)
+        causal = attn_mask_type in (None, AttnMaskType.causal)
+        if not causal or attention_mask is not None or attention_bias is not None:
+            raise NotImplementedError("the CPU's core attention is causal, without mask or bias")
+        pieces = _pieces(query, packed_seq_params)
+        if self._cp is not None and self._cp.size() > 1:
+            context = self._shared(query, key, value, pieces, self._cp)
+        elif self.softcap is None and all(self._sees_all(length) for _, _, length in pieces):
+            context = _CausalPieces.apply(query, key, value, pieces, self.scale)
+        else:
+            context = _joined(
+                [
+                    self._masked(*_slices(piece, query, key, value), torch.arange(piece[2]))
+                    for piece in pieces
+                ],
+                query.shape[1],
+            )
+        return context.flatten(2)
+
+    def _sees_all(self, length: int) -> bool:
+        return self.window is None or length <= self.window + 1
+
+    def _shared(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pieces: Sequence[Piece],
+        group: torch.distributed.ProcessGroup,
+    ) -> Tensor:
+        """Attention of this rank's slots over those of all context-parallel ranks.
+
+        The gradients that the ranks have for one key are summed on the rank that has it.
+        """
+        ranks, mine = group.size(), group.rank()
+        whole = [
+            gather_from_sequence_parallel_region(tensor.contiguous(), group=group).unflatten(
+                0, (ranks, -1)
+            )
+            for tensor in (key, value)
+        ]
+        results = []
+        for column, start, length in pieces:
+            keys, values = (_in_order(part[:, start : start + length, column]) for part in whole)
+            halves = query[start : start + length, column].chunk(2)
+            parts = []
+            for half, number in zip(halves, (mine, 2 * ranks - 1 - mine), strict=True):
+                seen = (number + 1) * len(half)
+                places = torch.arange(number * len(half), seen)
+                parts.append(self._masked(half, keys[:seen], values[:seen], places))
+            results.append(torch.cat(parts))
+        return _joined(results, query.shape[1])
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, places: Tensor) -> Tensor:
+        """[n, heads, head_dim]: attention of the tokens at `places` over all tokens up to them.
+
+        Args:
+            query: [n, heads, head_dim].
+            key, value: [m, KV heads, head_dim] of places 0 to m - 1.
+            places: [n].
+        """
+        distance = places.unsqueeze(1) - torch.arange(len(key))
+        seen = distance >= 0
+        if self.window is not None:
+            seen &= distance <= self.window
+        shared = query.shape[1] // key.shape[1]
+        query = query.transpose(0, 1)
+        key, value = (part.transpose(0, 1).repeat_interleave(shared, 0) for part in (key, value))
+        if self.softcap is None:
+            context = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=seen, scale=self.scale
+            )
+        else:
+            scores = self.softcap * torch.tanh(query @ key.mT * (self.scale / self.softcap))
+            weights = scores.masked_fill(~seen, -torch.inf).float().softmax(-1)
+            context = weights.to(value.dtype) @ value
+        return context.transpose(0, 1)
+
+
+class RotaryAttention(SelfAttention):  # type: ignore[misc]
+    """Megatron's self-attention in training, with rotary embeddings made for many sequences."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        rotary_pos_emb: Tensor | None = None,
+        packed_seq_params: PackedSequences | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention and its output projection.
+
+        Args:
+            hidden_states: [T, B, H].
+            attention_mask: must be None.
+            rotary_pos_emb: [places, 1, 1, head_dim] angles: of this rank's slots, or of all
+                places of a sequence where sequences are packed; None turns nothing.
+            packed_seq_params: see `SdpaAttention`.
+            others: what Megatron hands on for decoding; must all be None.
+
+        Returns:
+            [T, B, H], and the projection's bias to add, if any.
+
+        Raises:
+            NotImplementedError: something of `others` was given.
+        """
+        asked = [name for name, value in others.items() if value is not None]
+        if asked:
+            raise NotImplementedError(f"the CPU's attention in training knows no {asked}")
+        query, key, value = self.get_query_key_value_tensors(hidden_states)
+        if rotary_pos_emb is not None:
+            scale = self._yarn_concentration_factor
+            table = rotation_table(rotary_pos_emb, packed_seq_params, query.dtype, scale=scale)
+            query, key = _Rotation.apply(query, *table), _Rotation.apply(key, *table)
+        arguments = {
+            "attn_mask_type": self.attn_mask_type,
+            "packed_seq_params": packed_seq_params,
+        }
+        if self.checkpoint_core_attention and self.training:
+            context = self._checkpointed_attention_forward(
+                query, key, value, attention_mask, **arguments
+            )
+        else:
+            context = self.core_attention(query, key, value, attention_mask, **arguments)
+        output, bias = self.linear_proj(context)
+        return output, bias
+
+
+def rotation_table(
+    angles: Tensor, packed: PackedSequences | None, dtype: torch.dtype, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, both [T, 1, 1, head_dim / 2], of this rank's slots.
+
+    Layers that are given the same angles share one table, which lives as long as `packed`.
+    """
+    if packed is None or packed.positions is None:
+        return _cos_sin(angles, dtype, scale)
+    # The entry holds on to the angles, so that no other tensor can come to have their id.
+    entry = packed.rotations.get(id(angles))
+    if entry is None:
+        entry = (angles, _cos_sin(angles[packed.positions], dtype, scale))
+        packed.rotations[id(angles)] = entry
+    table: tuple[Tensor, Tensor] = entry[1]
+    return table
+
+
+def _cos_sin(angles: Tensor, dtype: torch.dtype, scale: float) -> tuple[Tensor, Tensor]:
+    # Both halves of a head turn by the same angles (Megatron's layout without interleaving).
+    half = angles[..., : angles.shape[-1] // 2]
+    return (half.cos() * scale).to(dtype), (half.sin() * scale).to(dtype)
+
+
+class _Rotation(torch.autograd.Function):
+    """Rotary embedding of [T, B, heads, head_dim] in memory of [heads, B, T, head_dim]."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        memory = heads.new_empty([heads.shape[at] for at in (2, 1, 0, 3)])
+        return _turn(heads, cos, sin, out=memory.permute(2, 1, 0, 3))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        out = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+        return _turn(gradient, cos, -sin, out=out), None, None
+
+
+def _turn(heads: Tensor, cos: Tensor, sin: Tensor, *, out: Tensor) -> Tensor:
+    first, second = heads.chunk(2, -1)
+    one, two = out.chunk(2, -1)
+    torch.mul(first, cos, out=one).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=two).addcmul_(first, sin)
+    return out
+
+
+class _CausalPieces(torch.autograd.Function):
+    """torch's fused causal attention, forward and backward, on each piece of [T, B, ...]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, pieces: list[Piece], scale: float
+    ) -> Tensor:
+        context = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        # Values come as a slice of the joint projection; the kernel is a fifth faster on heads
+        # that lie together.
+        value = value.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3)
+        sums = []
+        for piece in pieces:
+            grouped = _grouped(piece, query, key, value)
+            result, log_sum = _flash(*grouped, 0.0, True, scale=scale)
+            _queries(piece, context, key.shape[2]).copy_(result)
+            sums.append(log_sum)
+        ctx.pieces, ctx.scale = pieces, scale
+        ctx.save_for_backward(query, key, value, context, *sums)
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, context, *sums = ctx.saved_tensors
+        grads = [torch.empty_like(part) for part in (query, key, value)]
+        groups = key.shape[2]
+        for piece, log_sum in zip(ctx.pieces, sums, strict=True):
+            grad_query, grad_key, grad_value = _flash_backward(
+                _queries(piece, gradient, groups),
+                *_grouped(piece, query, key, value),
+                _queries(piece, context, groups),
+                log_sum,
+                0.0,
+                True,
+                scale=ctx.scale,
+            )
+            _queries(piece, grads[0], groups).copy_(grad_query)
+            torch.sum(grad_key, 1, out=_keys(piece, grads[1]))
+            torch.sum(grad_value, 1, out=_keys(piece, grads[2]))
+        return *grads, None, None
+
+
+def _pieces(query: Tensor, packed: PackedSequences | None) -> list[Piece]:
+    """Where sequences lie in [T, B], as far as they are on this context-parallel rank."""
+    if packed is None:
+        return [(column, 0, query.shape[0]) for column in range(query.shape[1])]
+    ends: list[int] = packed.cu_seqlens_q.tolist()
+    # With context parallelism every rank has an equal part of each sequence.
+    ranks = ends[-1] // query.shape[0]
+    ends = [end // ranks for end in ends]
+    return [(0, start, end - start) for start, end in pairwise(ends)]
+
+
+def _slices(piece: Piece, *tensors: Tensor) -> list[Tensor]:
+    column, start, length = piece
+    return [tensor[start : start + length, column] for tensor in tensors]
+
+
+def _joined(results: Sequence[Tensor], columns: int) -> Tensor:
+    """[T, B, ...] from each piece's [n, ...]: pieces of one column follow each other."""
+    return torch.cat(list(results)).unsqueeze(1) if columns == 1 else torch.stack(list(results), 1)
+
+
+def _queries(piece: Piece, heads: Tensor, groups: int) -> Tensor:
+    """[KV heads, queries to each, n, head_dim], a view."""
+    column, start, length = piece
+    return heads[start : start + length, column].unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
+
+
+def _keys(piece: Piece, heads: Tensor) -> Tensor:
+    """[KV heads, n, head_dim], a view."""
+    column, start, length = piece
+    return heads[start : start + length, column].transpose(0, 1)
+
+
+def _grouped(piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values as the kernel wants them; queries of a group see the same memory."""
+    queries = _queries(piece, query, key.shape[2])
+    shape = queries.shape
+    return (
+        queries,
+        _keys(piece, key).unsqueeze(1).expand(shape),
+        _keys(piece, value).unsqueeze(1).expand(shape),
+    )
+
+
+def _in_order(parts: Tensor) -> Tensor:
+    """[n, ...] in the sequence's own order, from [ranks, n / ranks, ...] as the ranks have it."""
+    first, last = parts.chunk(2, dim=1)
+    return torch.cat([first.flatten(0, 1), last.flip(0).flatten(0, 1)])

@@ -1,101 +1,197 @@
-"""One rank's share of a batch, in micro-batches that a pipeline can carry.
+"""A step's rows in micro-batches, the same number on every rank.
 
-Padding is computed like everything else, so rows of like length go together: the share is sorted by
-length, and cut where that saves more work than another pass costs. It is cut as well where one pass
-would hold too many tokens. The sum over a step's rows does not depend on their order.
+Ranks that share experts or a pipeline call the same collectives, so they must run equally many
+micro-batches, and agree on it without asking. So one pure function, the same on every rank, plans
+for all of them from the lengths of the whole batch. It balances tokens: over the ranks, over each
+rank's micro-batches, and between the ranks that run one micro-batch at the same time. Where there
+are more micro-batches than rows, the rest have none: they take part in every collective, and add
+nothing. The sum over a step's rows does not depend on their order.
 """
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.batch import Batch
+from megatron_backend.training.sequence import Cut, Stream, lay_out
+from service.spec.layout import Layout
 
-# Padded tokens that a cut must save. A pass costs as much beside its arithmetic, on a small model.
+type Plan = list[list[list[int]]]
+"""The rows of each micro-batch of each data-parallel rank."""
+
+# Padded tokens that another pass must save. It costs as much beside its arithmetic, on a small
+# model.
 _SAVING = 256
-# Padded tokens of one pass at most, where a single row is not longer: a bound on activations.
-_MOST_TOKENS = 16384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a micro-batch may hold.
+
+    Attributes:
+        tokens: at most; a single longer row goes alone.
+        rows: exactly so many, whatever their tokens; None lets tokens decide.
+        least: micro-batches of a rank at least, where there are rows enough.
+        multiple: their number is a multiple of it.
+    """
+
+    tokens: int = 16384
+    rows: int | None = None
+    least: int = 1
+    multiple: int = 1
+
+    @classmethod
+    def of(cls, layout: Layout, *, tokens: int, rows: int | None) -> "Limits":
+        """What `layout` adds: a pipeline overlaps its stages from twice as many micro-batches on,
+        and with virtual stages runs them in rounds of as many."""
+        return cls(
+            tokens=tokens,
+            rows=rows,
+            least=2 * layout.pp if layout.pp > 1 else 1,
+            multiple=layout.pp if layout.vpp > 1 else 1,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Some rows of a batch, at a length of their own.
+    """Some rows of a batch, and where their tokens stand in the model.
 
     Attributes:
-        tokens: [R, T] int64 for the model, on its device; rows beyond `len(batch)` are filler.
-        batch: the real rows, at most R of them, perhaps none.
+        batch: the rows, perhaps none, cut to the longest of them.
         rows: where in the whole batch they are.
+        stream: what the model gets.
     """
 
-    tokens: Tensor
     batch: Batch
     rows: list[int]
+    stream: Stream
+
+
+def plan_micro_batches(
+    lengths: Sequence[int], *, ranks: int, limits: Limits, packing: bool = True, factor: int = 1
+) -> Plan:
+    """Who runs which rows when. Every row is in one micro-batch.
+
+    Args:
+        lengths: tokens of each row of the whole batch.
+        ranks: data-parallel ranks.
+        limits: see `Limits`.
+        packing: whether rows lie end to end, so that only their sum counts; else rows of like
+            length go together, and a micro-batch counts as its longest times its rows.
+        factor: what the slots of a row are a multiple of.
+
+    Returns:
+        [rank][micro-batch] rows; equally many micro-batches, at least one, on each rank.
+    """
+    sizes = [-(-length // factor) * factor for length in lengths]
+    order = sorted(range(len(sizes)), key=lambda row: (-sizes[row], row))
+    if limits.rows is not None:
+        rounds = _deal(order, ranks)
+        groups = [rounds[at : at + limits.rows] for at in range(0, len(rounds), limits.rows)]
+    elif not packing:
+        groups = _by_length(_deal(order, ranks), sizes, limits)
+    else:
+        return _balanced(order, sizes, ranks, limits)
+    groups += [[]] * (_count(len(groups), limits) - len(groups))
+    return [
+        [[turn[rank] for turn in group if rank < len(turn)] for group in groups]
+        for rank in range(ranks)
+    ]
 
 
 def micro_batches(
-    batch: Batch, share: range, *, size: int | None, stages: int, device: torch.device
+    batch: Batch, shares: Sequence[Sequence[int]], cut: Cut, *, device: torch.device
 ) -> list[MicroBatch]:
-    """Cuts one rank's rows into micro-batches.
-
-    A pipeline sends activations of one fixed shape, so with several stages all micro-batches have
-    the same number of rows (the last is filled up) and the whole batch's length. Otherwise rows are
-    sorted by length, and each micro-batch is cut to its own longest. A rank without rows gets one
-    micro-batch of a filler row: it takes part in every collective, and adds nothing.
+    """One rank's micro-batches, ready for its model.
 
     Args:
         batch: the whole batch.
-        share: this rank's rows.
-        size: rows of a micro-batch; null cuts by length, or so that a pipeline's stages overlap.
-        stages: of the pipeline.
+        shares: the rank's part of a `Plan`.
+        cut: how rows are laid out here.
         device: where the model is.
     """
-    lengths: list[int] = batch.lengths.tolist()
-    rows = list(share)
-    whole_length = batch.tokens.shape[1]
-    if stages > 1:
-        size = size or max(min(len(rows) // (2 * stages), _MOST_TOKENS // whole_length), 1)
-    else:
-        rows.sort(key=lambda row: -lengths[row])
-    if size is not None:
-        groups = [rows[start : start + size] for start in range(0, len(rows), size)]
-    else:
-        groups = _by_length(rows, lengths) if rows else []
     result = []
-    for group in groups or [[]]:
-        real = batch.rows(torch.tensor(group, dtype=torch.int64))
-        if stages == 1:
-            real = _to_length(real, lengths[group[0]] if group else 1)
-        real = _to_device(real, device)
-        wanted = size if stages > 1 and size else max(len(group), 1)
-        tokens = F.pad(real.tokens, (0, 0, 0, wanted - len(group)))
-        result.append(MicroBatch(tokens=tokens, batch=real, rows=group))
+    for rows in shares:
+        real = _to_device(_trimmed(batch, rows), device)
+        result.append(MicroBatch(batch=real, rows=list(rows), stream=lay_out(real, cut)))
     return result
 
 
-def _by_length(rows: list[int], lengths: list[int]) -> list[list[int]]:
-    """Cuts rows, longest first, where shorter ones would be padded by more than a pass is worth,
-    and where a pass would be too large."""
-    longest, count = lengths[rows[0]], len(rows)
-    saving, cut = max(
-        ((longest - lengths[row]) * (count - index), index) for index, row in enumerate(rows)
-    )
-    if saving < _SAVING:
-        cut = max(_MOST_TOKENS // longest, 1)
-    if cut >= count:
-        return [rows]
-    return _by_length(rows[:cut], lengths) + _by_length(rows[cut:], lengths)
+def _count(wanted: int, limits: Limits) -> int:
+    """The least number of micro-batches that is not below `wanted` and that `limits` allow."""
+    return max(-(-wanted // limits.multiple), 1) * limits.multiple
 
 
-def _to_length(batch: Batch, length: int) -> Batch:
+def _deal(order: Sequence[int], ranks: int) -> list[list[int]]:
+    """Rows in rounds, longest first: each rank gets one of each round, every other time in reverse,
+    so that no rank gets the longer one always."""
+    rounds = [list(order[at : at + ranks]) for at in range(0, len(order), ranks)]
+    for index in range(1, len(rounds), 2):
+        if len(rounds[index]) == ranks:
+            rounds[index].reverse()
+    return rounds
+
+
+def _balanced(order: Sequence[int], sizes: Sequence[int], ranks: int, limits: Limits) -> Plan:
+    """Packed micro-batches of like size: the longest row left goes to the one with least tokens.
+
+    If one is too large then, all is dealt again to a twentieth more of them.
+    """
+    rows_each = -(-len(order) // ranks)
+    fewest = -(-sum(sizes) // (ranks * limits.tokens))
+    count = _count(max(fewest, min(limits.least, rows_each)), limits)
+    while True:
+        bins: list[list[int]] = [[] for _ in range(ranks * count)]
+        heap = [(0, index) for index in range(len(bins))]
+        for row in order:
+            load, index = heap[0]
+            bins[index].append(row)
+            heapq.heapreplace(heap, (load + sizes[row], index))
+        loads = [sum(sizes[row] for row in rows) for rows in bins]
+        shared = [load for load, rows in zip(loads, bins, strict=True) if len(rows) > 1]
+        if max(shared, default=0) <= limits.tokens:
+            break
+        count = _count(count + max(count // 20, 1), limits)
+    heaviest = sorted(range(len(bins)), key=lambda index: (-loads[index], index))
+    turns = _deal(heaviest, ranks)
+    return [[bins[turn[rank]] for turn in turns] for rank in range(ranks)]
+
+
+def _by_length(
+    rounds: list[list[int]], sizes: Sequence[int], limits: Limits
+) -> list[list[list[int]]]:
+    """Cuts rounds, longest first, where shorter ones would be padded by more than another pass is
+    worth, and where a pass would be too large."""
+    longest = [max(sizes[row] for row in turn) for turn in rounds]
+    most = max(-(-len(rounds) // limits.least), 1)
+    groups, todo = [], [(0, len(rounds))] if rounds else []
+    while todo:
+        start, end = todo.pop()
+        saving, cut = max(
+            ((longest[start] - longest[at]) * (end - at), at) for at in range(start, end)
+        )
+        if saving < _SAVING:
+            cut = start + min(max(limits.tokens // longest[start], 1), most)
+        if cut >= end:
+            groups.append(rounds[start:end])
+        else:
+            todo += [(cut, end), (start, cut)]
+    return groups
+
+
+def _trimmed(batch: Batch, rows: Sequence[int]) -> Batch:
+    """The chosen rows, cut to the longest of them."""
+    chosen = batch.rows(torch.tensor(rows, dtype=torch.int64))
+    length = int(chosen.lengths.max()) if rows else 1
     return Batch(
-        tokens=batch.tokens[:, :length],
-        lengths=batch.lengths,
-        loss_mask=batch.loss_mask[:, :length],
-        per_token={name: tensor[:, :length] for name, tensor in batch.per_token.items()},
-        per_sequence=batch.per_sequence,
+        tokens=chosen.tokens[:, :length],
+        lengths=chosen.lengths,
+        loss_mask=chosen.loss_mask[:, :length],
+        per_token={name: tensor[:, :length] for name, tensor in chosen.per_token.items()},
+        per_sequence=chosen.per_sequence,
     )
 
 

@@ -3,6 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from algorithms.batch import MetricSums
 from algorithms.protocols import StepResult
 from service.spec.layout import Layout
@@ -23,6 +28,29 @@ class StepShare:
     gradient_norm: float
     finite: bool
     sums: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowShare:
+    """One rank's rows of a per-token result.
+
+    It holds no tensor: Megatron-Core patches how torch pickles tensors, so one that a rank sends
+    could only be read where Megatron is imported, which the driver must not have to do.
+
+    Attributes:
+        rows: where in the whole batch they are.
+        values: [rows, T].
+    """
+
+    rows: Sequence[int]
+    values: NDArray[np.float32]
+
+
+def gather_rows(layout: Layout, shares: Sequence[RowShare | None]) -> Tensor:
+    """[B, T] rows of a whole batch, from the shares of all ranks in order."""
+    parts = [part for rank in layout.output_ranks if (part := shares[rank]) is not None]
+    rows = torch.tensor([row for part in parts for row in part.rows])
+    return torch.from_numpy(np.concatenate([part.values for part in parts]))[rows.argsort()]
 
 
 def merge_step(layout: Layout, shares: Sequence[StepShare]) -> StepResult:

@@ -6,17 +6,13 @@ Every method here raises `WorkerLost` where a rank dies in it.
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling, StepResult
 from megatron_backend.generation.engine import check_prompts
-from megatron_backend.training.shares import merge_step
+from megatron_backend.training.shares import gather_rows, merge_step
 from megatron_backend.workers.group import WorkerGroup
-from megatron_backend.workers.rank import gather_rows
 from service.spec.layout import Layout
 
 
@@ -38,7 +34,7 @@ class RayTrainEngine:
     ) -> Tensor:
         """[B, T] log-probs of the batch's own tokens."""
         pieces = self._group.call("log_probs", batch, model=model)
-        return gather_rows(self._group.layout, [to_tensor(piece) for piece in pieces])
+        return gather_rows(self._group.layout, pieces)
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepResult:
         """The loss of the whole batch, without gradient."""
@@ -101,8 +97,3 @@ class RayGenerator:
             [calls[self._layout.coordinates(rank).dp] for rank in range(self._layout.world_size)],
         )
         return [completion for rank in self._layout.output_ranks for completion in results[rank]]
-
-
-def to_tensor(array: NDArray[np.float32] | None) -> Tensor | None:
-    """A tensor of its own from what Ray hands over, which is shared and cannot be written to."""
-    return None if array is None else torch.tensor(array)
