@@ -27,6 +27,12 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "tie_word_embeddings": False, **_SIZES},
@@ -40,7 +46,70 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, **_SIZES},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 16, **_SIZES},
     "qwen3-tied": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 16, **_SIZES},
+    "qwen2-yarn": {
+        "model_type": "qwen2",
+        "rope_parameters": _YARN_ROPE,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+        **_SIZES,
+    },
+    "llama-linear": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        **_SIZES,
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": 5, **_SIZES},
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        **_SIZES,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "head_dim": 16,
+        **_SIZES,
+    },
+    "qwen3_moe-normed": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": True,
+        "head_dim": 16,
+        **_SIZES,
+    },
+    "gemma2": {
+        "model_type": "gemma2",
+        "sliding_window": 5,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,  # low enough that scores and logits feel them
+        "final_logit_softcapping": 4.0,
+        **_SIZES,
+    },
+    "gemma3_text": {
+        "model_type": "gemma3_text",
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        **_SIZES,
+    },
 }
+"""Every family and every feature, by the names that tests use."""
+
+DENSE = ("llama", "llama3-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied")
+"""Those without windows, experts and Gemma's peculiarities."""
 
 
 def save_random(name: str, folder: Path, *, seed: int = 1) -> transformers.PreTrainedModel:
