@@ -50,6 +50,8 @@ def build_trainer(
     micro_batch_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     temperature: float = 1.0,
+    packing: bool = True,
+    micro_batch_tokens: int = 16384,
     **sizes: Any,
 ) -> "Trainer":
     """A trainer of a small random model, the same in every layout."""
@@ -69,6 +71,8 @@ def build_trainer(
         dtype=dtype,
         temperature=temperature,
         micro_batch_size=micro_batch_size,
+        micro_batch_tokens=micro_batch_tokens,
+        packing=packing,
     )
 
 
