@@ -32,8 +32,7 @@ class Job:
     @property
     def layout(self) -> Layout:
         """Layout of training."""
-        parallel = self.context.spec.parallel
-        return Layout(tp=parallel.tp, pp=parallel.pp, dp=self.context.dp)
+        return Layout.from_spec(self.context.spec.parallel, dp=self.context.dp)
 
     def with_model(self, **changes: str) -> "Job":
         """The same job, with some fields of its resolved model changed."""

@@ -7,6 +7,10 @@ output layer is in it (`pre_process`, `post_process`), and each of its layers' n
 model (`decoder.layers[i].layer_number`, counted from 1).
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
@@ -14,11 +18,13 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_backend.models.config import ModelConfig
-from megatron_backend.models.layer_spec import layer_spec
+from megatron_backend.models.layer_spec import block_spec
 from megatron_backend.models.rope import inverse_frequencies
 from megatron_backend.models.vocabulary import padded_vocab_size
 from megatron_backend.runtime.distributed import device
 from service.spec.layout import Layout
+
+type Recompute = Literal["none", "selective", "full"]
 
 
 def build_model(
@@ -27,6 +33,7 @@ def build_model(
     *,
     dtype: torch.dtype = torch.float32,
     max_length: int | None = None,
+    recompute: Recompute = "none",
     pg_collection: ProcessGroupCollection | None = None,
     padded_vocab: int | None = None,
 ) -> list[GPTModel]:
@@ -35,8 +42,9 @@ def build_model(
     Args:
         config: the model.
         layout: sizes of the groups that the model is split over.
-        dtype: of parameters and activations, float32 or bfloat16.
+        dtype: of parameters and activations: float32, bfloat16 or float16.
         max_length: longest sequence; null takes the config's.
+        recompute: activations that the backward pass computes again.
         pg_collection: process groups of the layout; null takes Megatron's global ones.
         padded_vocab: rows of embedding and output layer; null pads for this layout. A generation
             copy takes its training model's, so that weights move between them row by row.
@@ -47,7 +55,9 @@ def build_model(
     Raises:
         ValueError: the layout does not divide the model.
     """
-    config.check_layout(tp=layout.tp, pp=layout.pp)
+    config.check_layout(tp=layout.tp, pp=layout.pp, ep=layout.ep)
+    _check_experts(config, layout)
+    stage_layers = layout.stage_layers(config.num_layers)
     if padded_vocab is None:
         padded_vocab = padded_vocab_size(config.vocab_size, tp=layout.tp)
     if padded_vocab % layout.tp or padded_vocab < config.vocab_size:
@@ -59,8 +69,8 @@ def build_model(
     for chunk in range(layout.vpp):
         # Each has a config of its own: Megatron's schedules and wrappers write into it.
         model = GPTModel(
-            transformer_config(config, layout, dtype=dtype),
-            layer_spec(config),
+            transformer_config(config, layout, dtype=dtype, recompute=recompute),
+            block_spec(config, len(stage_layers[stage][chunk])),
             vocab_size=padded_vocab,
             max_sequence_length=max_length or config.max_positions,
             pre_process=first and chunk == 0,
@@ -78,7 +88,7 @@ def build_model(
 
 
 def transformer_config(
-    config: ModelConfig, layout: Layout, *, dtype: torch.dtype
+    config: ModelConfig, layout: Layout, *, dtype: torch.dtype, recompute: Recompute = "none"
 ) -> TransformerConfig:
     """Megatron's own description of the model in this layout."""
     cuda = torch.cuda.is_available()
@@ -89,21 +99,21 @@ def transformer_config(
         num_attention_heads=config.num_heads,
         num_query_groups=config.num_kv_heads,
         kv_channels=config.head_dim,
+        softmax_scale=config.softmax_scale,
         layernorm_epsilon=config.norm_eps,
         normalization="RMSNorm",
+        layernorm_zero_centered_gamma=config.zero_centered_norm,
         qk_layernorm=config.qk_norm,
         add_bias_linear=False,
         add_qkv_bias=config.qkv_bias,
         gated_linear_unit=True,
-        activation_func=F.silu,
+        activation_func=_ACTIVATIONS[config.activation],
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        pipeline_model_parallel_layout=_stages(config, layout),
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
         # Weights are always loaded after building, so initialising them would be wasted work.
         perform_initialization=False,
         use_cpu_initialization=not cuda,
@@ -113,10 +123,79 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=cuda,
-        bias_activation_fusion=cuda,
+        bias_activation_fusion=cuda and config.activation == "silu",
         bias_dropout_fusion=cuda,
         apply_rope_fusion=cuda,
+        **_parallel(config, layout),
+        **_windows(config),
+        **_experts(config, grouped=cuda),
+        **_RECOMPUTE[recompute],
     )
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+_RECOMPUTE: dict[Recompute, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+
+
+def _parallel(config: ModelConfig, layout: Layout) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": layout.tp,
+        "sequence_parallel": layout.sequence_parallel,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "pipeline_model_parallel_layout": _stages(config, layout),
+        # Micro-batches have lengths of their own; stages tell each other before they send.
+        "variable_seq_lengths": layout.pp > 1,
+    }
+
+
+def _windows(config: ModelConfig) -> dict[str, Any]:
+    """Which layers look how far back. Megatron counts the token itself apart."""
+    if config.sliding_window is None:
+        return {}
+    windowed = [int(config.window_of(layer) is not None) for layer in range(config.num_layers)]
+    return {
+        "window_size": (config.sliding_window - 1, 0),
+        "window_attn_skip_freq": windowed,
+    }
+
+
+def _experts(config: ModelConfig, *, grouped: bool) -> dict[str, Any]:
+    moe = config.moe
+    if moe is None:
+        return {}
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_ffn_hidden_size": moe.ffn_size,
+        "moe_router_topk": moe.top_k,
+        # A softmax over all experts first, or over the chosen ones alone: their sum is then 1.
+        "moe_router_pre_softmax": not moe.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "aux_loss" if moe.aux_loss_coef else "none",
+        "moe_aux_loss_coeff": moe.aux_loss_coef,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": grouped,
+    }
+
+
+def _check_experts(config: ModelConfig, layout: Layout) -> None:
+    """Megatron trains experts under tensor parallelism only where it splits the sequence too."""
+    if config.moe is not None and layout.tp > 1 and not layout.sequence_parallel:
+        raise ValueError(f"tp = {layout.tp} with experts needs sequence_parallel")
 
 
 def _stages(config: ModelConfig, layout: Layout) -> list[list[str]] | None:

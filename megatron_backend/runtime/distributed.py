@@ -78,6 +78,10 @@ def initialize(
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.tp,
         distributed_timeout_minutes=max(1, int(timeout.total_seconds() // 60)),
     )
     torch.manual_seed(seed)

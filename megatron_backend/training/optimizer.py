@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from megatron.core import optimizer as megatron_optimizer
@@ -13,6 +14,16 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron_backend.runtime import cpu
 from megatron_backend.training.adam import GroupStepAdam
 from service.spec import OptimizerSpec
+
+FP16_SCALE = 2.0**16
+"""What an fp16 job multiplies its loss by at the start, so that small gradients do not vanish."""
+
+# Moments and fp32 weights stay in the machine's memory, and are updated there.
+_OFFLOAD: dict[str, Any] = {
+    "optimizer_cpu_offload": True,
+    "optimizer_offload_fraction": 1.0,
+    "use_precision_aware_optimizer": True,
+}
 
 
 def wrap(chunk: GPTModel) -> DistributedDataParallel:
@@ -30,7 +41,7 @@ def build_optimizer(
 ) -> MegatronOptimizer:
     """AdamW over all chunks, its state split over data-parallel ranks, in fp32 whatever they are.
 
-    Biases and norms are not decayed.
+    Biases and norms are not decayed. With fp16 the loss is scaled (see `FP16_SCALE`).
     """
     if cpu.active():
         _use_our_adam()
@@ -44,8 +55,13 @@ def build_optimizer(
         adam_eps=spec.epsilon,
         clip_grad=spec.clip_grad,
         bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+        initial_loss_scale=FP16_SCALE,
+        min_loss_scale=1.0,
+        hysteresis=1,
         params_dtype=dtype,
         use_distributed_optimizer=True,
+        **(_OFFLOAD if spec.offload and not cpu.active() else {}),
     )
     return megatron_optimizer.get_megatron_optimizer(config, list(chunks))
 
@@ -58,17 +74,45 @@ def set_learning_rate(optimizer: MegatronOptimizer, rate: float) -> None:
 
 
 def gradient_norm(optimizer: MegatronOptimizer) -> float:
-    """L2 norm of the whole gradient, the same on every rank. Call once, after backward."""
+    """L2 norm of the whole gradient, the same on every rank. Call once, after backward.
+
+    With fp16 it also moves the loss scale: down where the gradient overflowed (the norm is then not
+    finite), and up after many steps in which it did not.
+    """
     optimizer.prepare_grads()
+    _agree_on_scale(optimizer)
     return float(optimizer.get_grad_norm())
+
+
+def loss_scale(optimizer: MegatronOptimizer) -> float:
+    """What losses are multiplied by before the backward pass; 1 but for fp16."""
+    return float(optimizer.get_loss_scale())
 
 
 def take_step(optimizer: MegatronOptimizer, norm: float) -> None:
     """Clips to the configured norm and updates the weights; `norm` is that of `gradient_norm`."""
-    limit = optimizer.config.clip_grad
-    if limit > 0 and not math.isinf(limit):
-        clip_grad_by_total_norm_fp32(optimizer.get_parameters(), max_norm=limit, total_norm=norm)
+    config = optimizer.config
+    if config.clip_grad > 0 and not math.isinf(config.clip_grad):
+        clip_grad_by_total_norm_fp32(
+            optimizer.get_parameters(),
+            max_norm=config.clip_grad,
+            total_norm=norm,
+            use_decoupled_grad=config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+        )
     optimizer.step_with_ready_grads()
+
+
+def _agree_on_scale(optimizer: MegatronOptimizer) -> None:
+    """Experts have an optimizer of their own, and so a scale; the smaller one holds for both."""
+    scalers = [
+        part.grad_scaler
+        for part in getattr(optimizer, "chained_optimizers", [optimizer])
+        if getattr(part, "grad_scaler", None) is not None
+    ]
+    if len(scalers) > 1:
+        smallest = min(scalers, key=lambda scaler: float(scaler.scale)).state_dict()
+        for scaler in scalers:
+            scaler.load_state_dict(smallest)
 
 
 def _use_our_adam() -> None:
