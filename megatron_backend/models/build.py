@@ -21,7 +21,9 @@ from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.layer_spec import block_spec
 from megatron_backend.models.rope import inverse_frequencies
 from megatron_backend.models.vocabulary import padded_vocab_size
+from megatron_backend.precision import transformer_fields
 from megatron_backend.runtime.distributed import device
+from service.spec import Fp8Spec
 from service.spec.layout import Layout
 
 type Recompute = Literal["none", "selective", "full"]
@@ -34,6 +36,7 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     max_length: int | None = None,
     recompute: Recompute = "none",
+    fp8: Fp8Spec | None = None,
     pg_collection: ProcessGroupCollection | None = None,
     padded_vocab: int | None = None,
 ) -> list[GPTModel]:
@@ -45,6 +48,7 @@ def build_model(
         dtype: of parameters and activations: float32, bfloat16 or float16.
         max_length: longest sequence; null takes the config's.
         recompute: activations that the backward pass computes again.
+        fp8: recipe of Transformer Engine's matrix products; none of it concerns the CPU.
         pg_collection: process groups of the layout; null takes Megatron's global ones.
         padded_vocab: rows of embedding and output layer; null pads for this layout. A generation
             copy takes its training model's, so that weights move between them row by row.
@@ -69,7 +73,7 @@ def build_model(
     for chunk in range(layout.vpp):
         # Each has a config of its own: Megatron's schedules and wrappers write into it.
         model = GPTModel(
-            transformer_config(config, layout, dtype=dtype, recompute=recompute),
+            transformer_config(config, layout, dtype=dtype, recompute=recompute, fp8=fp8),
             block_spec(config, len(stage_layers[stage][chunk])),
             vocab_size=padded_vocab,
             max_sequence_length=max_length or config.max_positions,
@@ -88,7 +92,12 @@ def build_model(
 
 
 def transformer_config(
-    config: ModelConfig, layout: Layout, *, dtype: torch.dtype, recompute: Recompute = "none"
+    config: ModelConfig,
+    layout: Layout,
+    *,
+    dtype: torch.dtype,
+    recompute: Recompute = "none",
+    fp8: Fp8Spec | None = None,
 ) -> TransformerConfig:
     """Megatron's own description of the model in this layout."""
     cuda = torch.cuda.is_available()
@@ -110,10 +119,6 @@ def transformer_config(
         activation_func=_ACTIVATIONS[config.activation],
         attention_dropout=0.0,
         hidden_dropout=0.0,
-        params_dtype=dtype,
-        pipeline_dtype=dtype,
-        bf16=dtype == torch.bfloat16,
-        fp16=dtype == torch.float16,
         # Weights are always loaded after building, so initialising them would be wasted work.
         perform_initialization=False,
         use_cpu_initialization=not cuda,
@@ -126,6 +131,7 @@ def transformer_config(
         bias_activation_fusion=cuda and config.activation == "silu",
         bias_dropout_fusion=cuda,
         apply_rope_fusion=cuda,
+        **transformer_fields(dtype, fp8 if cuda else None),
         **_parallel(config, layout),
         **_windows(config),
         **_experts(config, grouped=cuda),

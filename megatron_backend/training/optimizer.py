@@ -11,9 +11,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, distrib_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
+from megatron_backend.precision import gradient_buffer_fields, optimizer_fields
 from megatron_backend.runtime import cpu
 from megatron_backend.training.adam import GroupStepAdam
-from service.spec import OptimizerSpec
+from service.spec import Fp8Spec, OptimizerSpec
 
 FP16_SCALE = 2.0**16
 """What an fp16 job multiplies its loss by at the start, so that small gradients do not vanish."""
@@ -26,18 +27,23 @@ _OFFLOAD: dict[str, Any] = {
 }
 
 
-def wrap(chunk: GPTModel) -> DistributedDataParallel:
+def wrap(chunk: GPTModel, *, fp8: Fp8Spec | None = None) -> DistributedDataParallel:
     """A chunk of the model with one gradient buffer, summed in fp32 over data-parallel ranks."""
     config = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
+        **gradient_buffer_fields(None if cpu.active() else fp8),
     )
     return DistributedDataParallel(chunk.config, config, chunk)
 
 
 def build_optimizer(
-    chunks: Sequence[DistributedDataParallel], spec: OptimizerSpec, *, dtype: torch.dtype
+    chunks: Sequence[DistributedDataParallel],
+    spec: OptimizerSpec,
+    *,
+    dtype: torch.dtype,
+    fp8: Fp8Spec | None = None,
 ) -> MegatronOptimizer:
     """AdamW over all chunks, its state split over data-parallel ranks, in fp32 whatever they are.
 
@@ -54,13 +60,11 @@ def build_optimizer(
         adam_beta2=spec.betas[1],
         adam_eps=spec.epsilon,
         clip_grad=spec.clip_grad,
-        bf16=dtype == torch.bfloat16,
-        fp16=dtype == torch.float16,
         initial_loss_scale=FP16_SCALE,
         min_loss_scale=1.0,
         hysteresis=1,
-        params_dtype=dtype,
         use_distributed_optimizer=True,
+        **optimizer_fields(dtype, None if cpu.active() else fp8),
         **(_OFFLOAD if spec.offload and not cpu.active() else {}),
     )
     return megatron_optimizer.get_megatron_optimizer(config, list(chunks))

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
@@ -21,9 +20,15 @@ from algorithms.protocols import Loss
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.runtime.distributed import device
 from megatron_backend.training import forward, optimizer
-from megatron_backend.training.micro_batch import MicroBatch, micro_batches
-from megatron_backend.training.shares import StepShare
-from service.spec import OptimizerSpec
+from megatron_backend.training.micro_batch import (
+    Limits,
+    MicroBatch,
+    micro_batches,
+    plan_micro_batches,
+)
+from megatron_backend.training.sequence import Cut
+from megatron_backend.training.shares import RowShare, StepShare
+from service.spec import Fp8Spec, OptimizerSpec
 from service.spec.layout import Layout
 
 
@@ -47,19 +52,35 @@ class Trainer:
         dtype: torch.dtype,
         temperature: float = 1.0,
         micro_batch_size: int | None = None,
+        micro_batch_tokens: int = 16384,
+        packing: bool = True,
+        fp8: Fp8Spec | None = None,
         reference: Sequence[GPTModel] | None = None,
     ) -> None:
         self._config, self._layout, self._loss = config, layout, loss
-        self._temperature, self._micro_batch_size = temperature, micro_batch_size
+        self._temperature = temperature
         self._rank = layout.coordinates(torch.distributed.get_rank())
-        self.chunks = [optimizer.wrap(chunk) for chunk in model]
-        self.optimizer = optimizer.build_optimizer(self.chunks, optimizer_spec, dtype=dtype)
+        self._cut = Cut.of(layout, packing=packing, cp_rank=self._rank.cp, fp8=fp8)
+        self._limits = Limits.of(layout, tokens=micro_batch_tokens, rows=micro_batch_size)
+        self.chunks = [optimizer.wrap(chunk, fp8=fp8) for chunk in model]
+        self.optimizer = optimizer.build_optimizer(
+            self.chunks, optimizer_spec, dtype=dtype, fp8=fp8
+        )
         self.reference = None if reference is None else [forward.freeze(c) for c in reference]
+        self._tokens = 1
         for chunk in model:
             chunk.config.finalize_model_grads_func = _sum_gradients
+            chunk.config.moe_grad_scale_func = self._balance_scale
+            if dtype == torch.float16:
+                chunk.config.grad_scale_func = self.optimizer.scale_loss
 
     def train_step(
-        self, batch: Batch, normalizer: Normalizer, *, learning_rate: float
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
     ) -> StepShare:
         """Forward, loss, backward, clip, and one optimizer step unless something is not finite.
 
@@ -67,18 +88,40 @@ class Trainer:
             batch: the whole batch, the same on every rank.
             normalizer: of the whole step.
             learning_rate: of this step.
+            norm_limit: the step is not taken where the gradient norm is above it.
         """
         self._set_training(True)
-        for chunk in self.chunks:
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        loss, sums = self._run(batch, normalizer, backward=True)
-        norm = optimizer.gradient_norm(self.optimizer)
+        self._tokens = int(batch.lengths.sum())
+        loss, sums, norm = self._gradient(batch, normalizer)
         finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
+        if finite and norm <= norm_limit:
             optimizer.set_learning_rate(self.optimizer, learning_rate)
             optimizer.take_step(self.optimizer, norm)
         return StepShare(loss=loss, gradient_norm=norm, finite=finite, sums=sums)
+
+    def _gradient(
+        self, batch: Batch, normalizer: Normalizer
+    ) -> tuple[float, Mapping[str, tuple[float, float]], float]:
+        """The loss, the metrics, and the norm of the gradient, which is in the buffers.
+
+        A gradient that overflows in fp16 alone says that the loss was scaled too much: it is
+        computed again at a smaller scale.
+        """
+        while True:
+            for chunk in self.chunks:
+                chunk.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            scale = optimizer.loss_scale(self.optimizer)
+            loss, sums = self._run(batch, normalizer, backward=True)
+            norm = optimizer.gradient_norm(self.optimizer)
+            lowered = optimizer.loss_scale(self.optimizer) < scale
+            if not (lowered and math.isfinite(loss)):
+                return loss, sums, norm
+
+    def _balance_scale(self) -> Tensor:
+        """What load-balancing losses are weighted by: they count tokens (see `models.router`)."""
+        scale: Tensor = self.optimizer.get_loss_scale() / self._tokens
+        return scale
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepShare:
         """The loss without gradient."""
@@ -89,8 +132,8 @@ class Trainer:
 
     def log_probs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"
-    ) -> Tensor | None:
-        """[rows, T] log-probs of this rank's rows; None where they are not computed.
+    ) -> RowShare | None:
+        """Log-probs of this rank's rows, of the trained tokens; None where they are not computed.
 
         Raises:
             RuntimeError: no reference model is kept.
@@ -105,19 +148,22 @@ class Trainer:
         self._set_training(False)
         batches = self._micro_batches(batch)
         with torch.no_grad():
-            pieces = self._forward(chunks, batches, finish, trained_only=False, backward=False)
+            pieces = self._forward(chunks, batches, finish, backward=False)
         if not self._speaks:
             return None
-        result = torch.zeros(batch.tokens.shape)
-        for micro, piece in zip(batches, pieces, strict=True):
-            result[micro.rows, : piece.shape[1]] = piece.cpu()
-        share = self._layout.share(len(batch), self._rank.dp)
-        return result[share.start : share.stop]
+        rows = [row for micro in batches for row in micro.rows]
+        values = torch.zeros(len(rows), batch.tokens.shape[1])
+        start = 0
+        for piece in pieces:
+            values[start : start + len(piece), : piece.shape[1]] = piece
+            start += len(piece)
+        return RowShare(rows=rows, values=values.numpy())
 
     @property
     def _speaks(self) -> bool:
         """True on the rank whose results stand for its data-parallel copy."""
-        return self._rank.tp == 0 and self._rank.pp == self._layout.pp - 1
+        rank = self._rank
+        return rank.tp == 0 and rank.cp == 0 and rank.pp == self._layout.pp - 1
 
     def _set_training(self, training: bool) -> None:
         """Switches modes only where it changes something: it walks through every module."""
@@ -137,9 +183,7 @@ class Trainer:
             return result.loss, (result.loss.detach(), result.sums)
 
         batches = self._micro_batches(batch)
-        collected = self._forward(
-            self.chunks, batches, finish, trained_only=True, backward=backward
-        )
+        collected = self._forward(self.chunks, batches, finish, backward=backward)
         metrics, loss = MetricSums(), torch.zeros((), dtype=torch.float64, device=device())
         if self._speaks:
             for value in filter(None, collected):
@@ -149,13 +193,14 @@ class Trainer:
         return float(loss), metrics.sums()
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        return micro_batches(
-            batch,
-            self._layout.share(len(batch), self._rank.dp),
-            size=self._micro_batch_size,
-            stages=self._layout.pp,
-            device=device(),
+        plan = plan_micro_batches(
+            batch.lengths.tolist(),
+            ranks=self._layout.dp,
+            limits=self._limits,
+            packing=self._cut.packing,
+            factor=self._cut.row_factor,
         )
+        return micro_batches(batch, plan[self._rank.dp], self._cut, device=device())
 
     def _forward(
         self,
@@ -163,7 +208,6 @@ class Trainer:
         batches: list[MicroBatch],
         finish: forward.Finish,
         *,
-        trained_only: bool,
         backward: bool,
     ) -> list[Any]:
         return forward.run(
@@ -172,8 +216,6 @@ class Trainer:
             finish,
             vocab_size=self._config.vocab_size,
             temperature=self._temperature,
-            group=parallel_state.get_tensor_model_parallel_group(),
-            trained_only=trained_only,
             backward=backward,
         )
 
