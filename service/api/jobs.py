@@ -1,5 +1,6 @@
 """Jobs: submit, plan, list, look at, cancel."""
 
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from service.api.resources import (
     Plan,
     RankMemory,
 )
-from service.api.views import job_resource, job_summary, layout_of
+from service.api.views import job_resource, job_summary, layout_resource
 from service.artifacts import checkpoints
 from service.catalogue import CatalogueUnavailable
 from service.jobs import ApiKey, JobState, new_job_id
@@ -112,29 +113,18 @@ async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
     """Checks a job as a submit does, and shows what it would become. Takes and stores nothing."""
     spec = read_job_spec(await request.body())
     accepted = await to_thread.run_sync(_accept, service, spec, limiter=service.checking)
-    training = accepted.spec.training
+    training, layout = accepted.spec.training, accepted.layout
     micro = None if training.micro_batch_size == "auto" else training.micro_batch_size
-    shape = accepted.model.shape
-    memory = [
-        RankMemory(
-            pp_rank=stage.pp_rank,
-            parameters=stage.parameters,
-            weights=stage.weights,
-            gradients=stage.gradients,
-            optimizer=stage.optimizer,
-            rollout_weights=stage.rollout_weights,
-            reference_weights=stage.reference_weights,
-            total=stage.total,
-        )
-        for stage in estimate(accepted.spec, shape, accepted.dp)
-    ]
+    model = accepted.model.config
     return Plan(
         spec=accepted.spec,
-        layout=layout_of(accepted.spec.parallel.model_dump(), accepted.dp),
+        layout=layout_resource(layout),
         micro_batch_size=micro,
-        micro_batches=training.global_batch_size // (accepted.dp * micro) if micro else None,
-        parameters=shape.parameters,
-        memory_per_rank=memory,
+        micro_batches=training.global_batch_size // (layout.dp * micro) if micro else None,
+        parameters=model.parameters,
+        memory_per_rank=[
+            RankMemory(**asdict(stage)) for stage in estimate(accepted.spec, model, layout)
+        ],
     )
 
 

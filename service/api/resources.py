@@ -35,8 +35,14 @@ class Layout(Resource):
     pp: int
     dp: int
     """Data parallelism, with `auto` resolved."""
+    vpp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
+    pipeline_layers: list[int] | None = None
+    """Layers of each stage; null where they are spread evenly."""
     world_size: int
-    """Number of ranks, tp x pp x dp."""
+    """Number of ranks, tp x cp x pp x dp."""
 
 
 class Progress(Resource):
@@ -187,7 +193,7 @@ class FileResource(Resource):
 
 
 class RankMemory(Resource):
-    """Bytes that one rank of a pipeline stage takes, without activations and caches."""
+    """Bytes that one rank of a pipeline stage takes, by formula."""
 
     pp_rank: int
     parameters: int
@@ -199,7 +205,14 @@ class RankMemory(Resource):
     """The sampling copy."""
     reference_weights: int
     """The model that a KL term compares with."""
+    activations: int
+    """What the forward passes of a step leave for its backward passes, at their worst moment."""
+    logits: int
+    """Chunks of logits and the output layer's gradient; on the last stage only."""
+    kv_cache: int
+    """Keys and values of all sequences that the rank samples, at full length."""
     total: int
+    """At the worst moment; without the context and workspaces of libraries."""
 
 
 class Plan(Resource):

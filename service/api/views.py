@@ -13,15 +13,20 @@ from service.api.resources import (
     Progress,
 )
 from service.jobs import Attempt, Event, File, Job, Wish
+from service.spec import layout as layouts
 from service.store import Store
 
 _PROGRESS_WINDOW = 256
 
 
 def layout_of(parallel: Mapping[str, Any], dp: int) -> Layout:
-    """The layout of a job, from its resolved `parallel`."""
-    tp, pp = parallel["tp"], parallel["pp"]
-    return Layout(tp=tp, pp=pp, dp=dp, world_size=tp * pp * dp)
+    """The layout of a job, from its resolved `parallel`; an earlier version's has fewer fields."""
+    return layout_resource(layouts.Layout.from_json({**parallel, "dp": dp}))
+
+
+def layout_resource(layout: layouts.Layout) -> Layout:
+    """A layout."""
+    return Layout(**layout.to_json(), world_size=layout.world_size)
 
 
 def job_summary(job: Job) -> JobSummary:

@@ -12,8 +12,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.api.resources import JobResource, JobSummary, Layout, Plan
+from service.api.resources import JobResource, JobSummary, Layout, Plan, RankMemory
 from service.client import ApiError
+from service.spec import layout as layouts
 
 _STYLES = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "yellow", "RUNNING": "cyan"}
 
@@ -74,8 +75,9 @@ def bytes_text(count: int) -> str:
 
 
 def layout_text(layout: Layout) -> str:
-    """A layout as `tp2 pp1 dp1`."""
-    return f"tp{layout.tp} pp{layout.pp} dp{layout.dp}"
+    """A layout as `tp2 pp1 dp1`, with whatever else it has."""
+    sizes = layout.model_dump(exclude={"world_size"})
+    return str(layouts.Layout.from_json(sizes))
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -142,18 +144,32 @@ def print_plan(console: Console, plan: Plan) -> None:
         f"{layout_text(layout)}: {layout.world_size} ranks on {cluster}; {batches} a step"
     )
     console.print(f"{plan.parameters:,} parameters")
+    console.print(_memory_table(plan.memory_per_rank))
+    console.print("[dim]By formula, at the worst moment. --json shows the whole resolved job.[/]")
+
+
+_MEMORY_COLUMNS = (
+    ("WEIGHTS", "weights"),
+    ("GRADIENTS", "gradients"),
+    ("OPTIMIZER", "optimizer"),
+    ("ROLLOUT", "rollout_weights"),
+    ("REFERENCE", "reference_weights"),
+    ("ACTIVATIONS", "activations"),
+    ("LOGITS", "logits"),
+    ("KV CACHE", "kv_cache"),
+    ("TOTAL", "total"),
+)
+
+
+def _memory_table(stages: list[RankMemory]) -> Table:
+    """Bytes of a rank in each stage; what the job does not have has no column."""
     table = Table(box=None, pad_edge=False, title="Memory of a rank", title_justify="left")
-    for name in ("STAGE", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ROLLOUT", "REFERENCE", "TOTAL"):
-        table.add_column(name, justify="right")
-    for rank in plan.memory_per_rank:
-        sizes = (
-            rank.weights,
-            rank.gradients,
-            rank.optimizer,
-            rank.rollout_weights,
-            rank.reference_weights,
-            rank.total,
-        )
-        table.add_row(str(rank.pp_rank), *map(bytes_text, sizes))
-    console.print(table)
-    console.print("[dim]Without activations and caches. --json shows the whole resolved job.[/]")
+    columns = [
+        (title, name) for title, name in _MEMORY_COLUMNS if any(getattr(s, name) for s in stages)
+    ]
+    for title in ("STAGE", *(title for title, _ in columns)):
+        table.add_column(title, justify="right")
+    for stage in stages:
+        sizes = (bytes_text(getattr(stage, name)) for _, name in columns)
+        table.add_row(str(stage.pp_rank), *sizes)
+    return table

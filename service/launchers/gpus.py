@@ -1,10 +1,16 @@
-"""How many GPUs a job can have on this machine; asks the kernel's device files, no driver."""
+"""What GPUs a job can have on this machine.
+
+How many there are is asked of the kernel's device files, which needs no driver. What they can do
+only their driver knows.
+"""
 
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 _DEVICE = re.compile(r"nvidia[0-9]+")
+_CAPABILITY = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
 def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
@@ -25,3 +31,18 @@ def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> 
             break
         visible += 1
     return visible
+
+
+def compute_capability(program: str = "nvidia-smi") -> tuple[int, int] | None:
+    """CUDA compute capability of the oldest GPU here, as (9, 0); None where nobody knows.
+
+    Args:
+        program: NVIDIA's tool, by name or path.
+    """
+    command = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = [_CAPABILITY.fullmatch(line.strip()) for line in answer.stdout.splitlines()]
+    return min(((int(one[1]), int(one[2])) for one in found if one), default=None)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from service.jobs.folder import AttemptFolder, JobFolder
 from service.launchers.environment import driver_environment
-from service.launchers.gpus import count_gpus
+from service.launchers.gpus import compute_capability, count_gpus
 from service.launchers.processes import Process, group_of, is_alive, marked, send
 from service.launchers.protocol import (
     LaunchError,
@@ -48,6 +48,7 @@ class LocalLauncher:
         capacity: int | None = 1,
         data_roots: Sequence[Path] = (),
         gpus: int | None = None,
+        capability: tuple[int, int] | None = None,
         command: Sequence[str] = DRIVER,
         poll_seconds: float = 0.2,
     ) -> None:
@@ -58,12 +59,16 @@ class LocalLauncher:
             capacity: how many jobs run at once; null sets no limit.
             data_roots: folders that environments may read files from.
             gpus: how many GPUs this machine has; null counts them.
+            capability: their CUDA compute capability; null asks their driver.
             command: started as `COMMAND... JOB_DIR --attempt N`.
             poll_seconds: how often it is worth asking.
         """
         self.capacity = capacity
         self.nodes: int | None = 1
         self.gpus_per_node: int | None = count_gpus(os.environ) if gpus is None else gpus
+        self.compute_capability = capability
+        if capability is None and self.gpus_per_node:
+            self.compute_capability = compute_capability()
         self.poll_seconds = poll_seconds
         self._jobs_dir = jobs_dir.resolve()
         self.data_roots = tuple(data_roots)

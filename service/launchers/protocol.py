@@ -71,6 +71,8 @@ class Launcher(Protocol):
     """How many machines one job can have; null where it cannot be known."""
     gpus_per_node: int | None
     """How many GPUs each machine has; null where it cannot be known."""
+    compute_capability: tuple[int, int] | None
+    """CUDA compute capability of its oldest GPU, as (9, 0); null where it cannot be known."""
     poll_seconds: float
     """How often it is worth asking."""
 

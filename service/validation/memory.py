@@ -1,21 +1,32 @@
-"""How much memory a layout takes on each rank, for weights, gradients and optimizer state.
+"""How much memory a job takes on one rank of each pipeline stage, by formula.
 
-Activations, the KV cache and workspaces are left out: they depend on kernels and lengths. What is
-counted is what Megatron-Core's distributed optimizer keeps: weights in `precision.dtype`; gradients
-in fp32; two fp32 moments and, for bf16, an fp32 master copy, all three divided over the ranks of
-data parallelism. The sampling copy holds weights only, as does the reference model of a KL term.
+What stays is what Megatron-Core's distributed optimizer keeps: weights in `precision.dtype`;
+gradients in fp32; two fp32 moments and, for bf16 and fp16, an fp32 copy of the weights, all three
+divided over the ranks that hold the same weights. The sampling copy holds weights only, as does the
+reference model of a KL term. What comes and goes are the activations of a step
+(`service.validation.activations`) and the sampler's keys and values.
+
+Left out are what a driver and its libraries take (on CUDA one to two GiB of context, collectives
+and workspaces), short-lived buffers, and what the allocator cannot use.
 """
 
 from dataclasses import dataclass
 
 from service.spec import JobSpec
+from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
+from service.validation.activations import estimate_activations
 from service.validation.layout import samples
-from service.validation.model_shape import ModelShape
+from service.validation.parameters import RankParameters, rank_parameters
 
-_BYTES = {"fp32": 4, "bf16": 2}
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _GRADIENT_BYTES = 4
 _MOMENT_BYTES = 4 + 4
-_MASTER_BYTES = {"fp32": 0, "bf16": 4}
+_MASTER_BYTES = {"fp32": 0, "bf16": 4, "fp16": 4}
+# Transformer Engine holds a matrix twice, for products with it and with its transpose.
+_FP8_BYTES = 2
+# What the CPU's engine gives one batch (`megatron_backend.generation.cpu_engine`).
+CPU_CACHE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +41,18 @@ class StageMemory:
     optimizer: int
     rollout_weights: int
     reference_weights: int
+    activations: int
+    """Of a step's forward passes, at their worst moment."""
+    logits: int
+    """Chunks of logits and the output layer's gradient."""
+    kv_cache: int
+    """Keys and values of all sequences that the rank samples, at full length."""
+    total: int
+    """At the worst moment. On the CPU the cache is gone before a step begins."""
 
     @property
-    def total(self) -> int:
-        """All of them, in bytes."""
+    def resident(self) -> int:
+        """What is there all the time."""
         return (
             self.weights
             + self.gradients
@@ -43,49 +62,87 @@ class StageMemory:
         )
 
 
-def padded_vocabulary(size: int, tp: int) -> int:
-    """Rows of embedding and output layer, as the workers pad them for `tp` ranks."""
-    multiple = (128 if size >= 1024 else 8) * tp
-    return -(-size // multiple) * multiple
+def estimate(spec: JobSpec, model: ModelConfig, layout: Layout) -> list[StageMemory]:
+    """The memory of a rank in each pipeline stage, first to last.
+
+    Args:
+        layout: of training; it fits the model.
+    """
+    return [_stage(spec, model, layout, stage) for stage in range(layout.pp)]
 
 
-def estimate(spec: JobSpec, shape: ModelShape, dp: int) -> list[StageMemory]:
-    """The memory of a rank in each pipeline stage, first to last."""
-    tp, pp = spec.parallel.tp, spec.parallel.pp
+def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> StageMemory:
+    cuda = spec.resources.gpus_per_node > 0
+    held = rank_parameters(model, layout, stage=stage)
+    weights = weight_bytes(spec, held, cuda=cuda)
+    reference = held.total * _BYTES[spec.precision.dtype] if _keeps_reference(spec) else 0
+    step = estimate_activations(spec, model, layout, stage=stage, cuda=cuda)
+    gradients = held.total * _GRADIENT_BYTES
+    optimizer = optimizer_bytes(spec, held, layout, cuda=cuda)
+    rollout, cache = _sampler(spec, model, layout, cuda=cuda)
+    activations = step.layers + step.head
+    passing = activations + step.logits
+    return StageMemory(
+        pp_rank=stage,
+        parameters=held.total,
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        rollout_weights=rollout,
+        reference_weights=reference,
+        activations=activations,
+        logits=step.logits,
+        kv_cache=cache,
+        total=weights
+        + gradients
+        + optimizer
+        + rollout
+        + reference
+        + (passing + cache if cuda else max(passing, cache)),
+    )
+
+
+def weight_bytes(spec: JobSpec, held: RankParameters, *, cuda: bool) -> int:
+    """The trained weights. On CUDA, FP8 adds copies of matrices, or takes the place of them."""
     element = _BYTES[spec.precision.dtype]
-    rollout = 0
-    if samples(spec):
-        rollout = _stage_parameters(shape, tp=spec.rollout.layout.tp, pp=1, stage=0)
-    keeps_reference = getattr(spec.algorithm, "kl_coef", 0.0) > 0
-    stages = []
-    for stage in range(pp):
-        parameters = _stage_parameters(shape, tp=tp, pp=pp, stage=stage)
-        state = _MOMENT_BYTES + _MASTER_BYTES[spec.precision.dtype]
-        stages.append(
-            StageMemory(
-                pp_rank=stage,
-                parameters=parameters,
-                weights=parameters * element,
-                gradients=parameters * _GRADIENT_BYTES,
-                optimizer=-(-parameters * state // dp),
-                rollout_weights=rollout * element,
-                reference_weights=parameters * element if keeps_reference else 0,
-            )
-        )
-    return stages
+    fp8 = spec.precision.fp8
+    if fp8 is None or not cuda:
+        return held.total * element
+    kept = held.total - held.linear if fp8.params_in_fp8 else held.total
+    return kept * element + held.linear * _FP8_BYTES
 
 
-def _stage_parameters(shape: ModelShape, *, tp: int, pp: int, stage: int) -> int:
-    """Parameters of one rank: matrices are split over tp, norms are on every rank."""
-    norms = 2 * shape.hidden + (2 * shape.head_dim if shape.family == "qwen3" else 0)
-    layer = (shape.layer_parameters - norms) // tp + norms
-    total = shape.layers // pp * layer
-    embedding = padded_vocabulary(shape.vocabulary, tp) // tp * shape.hidden
-    if stage == 0:
-        total += embedding
-    if stage == pp - 1:
-        total += shape.hidden
-        # A tied output layer is the embedding itself, unless that lives on another rank.
-        if not shape.tied or pp > 1:
-            total += embedding
-    return total
+def optimizer_bytes(spec: JobSpec, held: RankParameters, layout: Layout, *, cuda: bool) -> int:
+    """Moments and fp32 weights, on the GPU unless they are offloaded from it."""
+    if cuda and spec.optimizer.offload:
+        return 0
+    state = _MOMENT_BYTES + _MASTER_BYTES[spec.precision.dtype]
+    copies = layout.dp * layout.cp
+    return -(-held.dense * state // copies) + -(-held.experts * state * layout.ep // copies)
+
+
+def cache_bytes_per_token(spec: JobSpec, model: ModelConfig) -> int:
+    """Keys and values of one token in all layers, on one rank of the sampler."""
+    heads = max(model.num_kv_heads // spec.rollout.layout.tp, 1)
+    element = _BYTES[spec.precision.dtype]
+    return 2 * model.num_layers * heads * model.head_dim * element
+
+
+def _keeps_reference(spec: JobSpec) -> bool:
+    return bool(getattr(spec.algorithm, "kl_coef", 0.0) > 0)
+
+
+def _sampler(spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool) -> tuple[int, int]:
+    """(weights of the sampling copy, its keys and values)."""
+    if not samples(spec):
+        return 0, 0
+    tp = spec.rollout.layout.tp
+    weights = rank_parameters(model, Layout(tp=tp), stage=0).total * _BYTES[spec.precision.dtype]
+    trained = spec.training.global_batch_size if spec.algorithm.online else 0
+    rows = -(-max(trained, spec.evaluation.items) * tp // layout.world_size)
+    per_token = cache_bytes_per_token(spec, model)
+    cache = rows * spec.training.max_length * per_token
+    if not cuda:
+        one = spec.training.max_length * per_token
+        cache = min(cache, max(CPU_CACHE_BYTES, one))
+    return weights, cache

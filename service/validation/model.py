@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from service.artifacts import checkpoint_folders, latest_step
 from service.jobs import Job, JobFolder
 from service.spec import ModelSource, ResolvedModel
+from service.spec.model_config import ModelConfig
 from service.store import NotFound, Store
-from service.validation.model_shape import ModelShape, read_shape
+from service.validation.model_shape import read_model
 from service.validation.paths import find_folder
 from service.validation.problems import FieldProblem, quote
 from service.validation.tokenizer import check_tokenizer, read_json_object
@@ -21,7 +22,7 @@ class FoundModel:
     """A model that exists."""
 
     resolved: ResolvedModel
-    shape: ModelShape
+    config: ModelConfig
     source: ModelSource
     """The source with names and `latest` replaced by what they meant at submit."""
 
@@ -67,32 +68,32 @@ class ModelFinder:
                 fix="save the weights with save_pretrained; pickled weights are not read",
             )
             return None, [problem]
-        shape, problems = read_shape(config, field)
-        vocabulary = shape.vocabulary if shape else None
+        parsed, problems = read_model(config, field)
+        vocabulary = parsed.vocab_size if parsed else None
         problems += check_tokenizer(folder, vocabulary=vocabulary, field=field)
-        if shape is None or problems:
+        if parsed is None or problems:
             return None, problems
         resolved = ResolvedModel(
             kind="huggingface", config=config, tokenizer=str(folder), weights=str(folder)
         )
-        return FoundModel(resolved=resolved, shape=shape, source=source), []
+        return FoundModel(resolved=resolved, config=parsed, source=source), []
 
     def _random(self, source: ModelSource) -> tuple[FoundModel | None, list[FieldProblem]]:
         init = source.init
         if init is None:
             raise ValueError("the source names no model")  # its own validator excludes that
-        shape, problems = read_shape(init.config, "model.init.config")
+        parsed, problems = read_model(init.config, "model.init.config")
         field = "model.init.tokenizer"
         folder, problem = find_folder(init.tokenizer, self._roots, field)
         if problem:
             problems.append(problem)
         if folder is not None:
-            vocabulary = shape.vocabulary if shape else None
+            vocabulary = parsed.vocab_size if parsed else None
             problems += check_tokenizer(folder, vocabulary=vocabulary, field=field)
-        if shape is None or folder is None or problems:
+        if parsed is None or folder is None or problems:
             return None, problems
         resolved = ResolvedModel(kind="random", config=init.config, tokenizer=str(folder))
-        return FoundModel(resolved=resolved, shape=shape, source=source), []
+        return FoundModel(resolved=resolved, config=parsed, source=source), []
 
     def _from_job(self, reference: str) -> tuple[FoundModel | None, list[FieldProblem]]:
         field = "model.from"
@@ -122,17 +123,17 @@ class ModelFinder:
         except ValueError as error:
             return None, [FieldProblem(field=field, message=f"the checkpoint's {error}")]
         tokenizer = own if (own / "tokenizer.json").is_file() else Path(earlier.tokenizer)
-        shape, problems = read_shape(config, field)
-        vocabulary = shape.vocabulary if shape else None
+        parsed, problems = read_model(config, field)
+        vocabulary = parsed.vocab_size if parsed else None
         problems += check_tokenizer(tokenizer, vocabulary=vocabulary, field=field)
-        if shape is None or problems:
+        if parsed is None or problems:
             return None, problems
         resolved = ResolvedModel(
             kind="checkpoint", config=config, tokenizer=str(tokenizer), weights=str(folder)
         )
         step = int(folder.name.removeprefix("step-"))
         pinned = ModelSource.model_validate({"from": f"job:{job.id}@{step}"})
-        return FoundModel(resolved=resolved, shape=shape, source=pinned), []
+        return FoundModel(resolved=resolved, config=parsed, source=pinned), []
 
     def _checkpoint(
         self, job: Job, wanted: str, field: str

@@ -12,13 +12,23 @@ from service.catalogue import Catalogue
 from service.launchers import Launcher
 from service.settings import Settings
 from service.spec import JobContext, JobSpec
+from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from service.store import Store
-from service.validation.batch import check_batch, check_lengths, check_schedule
+from service.validation.batch import check_batch, check_cuts, check_lengths, check_schedule
 from service.validation.cluster import check_cluster
 from service.validation.environments import resolve_environment
 from service.validation.files import find_files
-from service.validation.layout import check_layout, check_rollout_world, resolve_dp
+from service.validation.layout import (
+    Sizes,
+    check_layout,
+    check_rollout,
+    check_rollout_world,
+    resolve_layout,
+    samples,
+)
 from service.validation.model import FoundModel, ModelFinder
+from service.validation.precision import check_formats, check_fp8_layers
 from service.validation.problems import FieldProblem, InvalidRequest
 
 
@@ -28,21 +38,17 @@ class AcceptedJob:
 
     spec: JobSpec
     """The document with environment versions and the model's checkpoint pinned."""
-    dp: int
+    layout: Layout
+    """Of training, with `auto` resolved."""
     model: FoundModel
     files: dict[str, str]
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.spec.parallel.tp * self.spec.parallel.pp * self.dp
 
     def context(self, job_id: str) -> JobContext:
         """What the driver of the job gets."""
         return JobContext(
             job_id=job_id,
             spec=self.spec,
-            dp=self.dp,
+            dp=self.layout.dp,
             model=self.model.resolved,
             files=self.files,
         )
@@ -75,25 +81,29 @@ class Validator:
             CatalogueUnavailable: the environments' process failed.
         """
         problems = check_cluster(spec, self._launchers) + check_schedule(spec)
-        dp, found = resolve_dp(spec)
+        launcher = self._launchers.get(spec.resources.cluster)
+        problems += check_formats(spec, launcher.compute_capability if launcher else None)
+        layout, found = resolve_layout(spec)
         problems += found
-        if dp is not None:
-            problems += check_batch(spec, dp)
-            problems += check_rollout_world(spec, spec.parallel.tp * spec.parallel.pp * dp)
+        if layout is not None:
+            problems += check_batch(spec, layout) + check_cuts(spec, layout)
         model, found = self._models.find(spec.model)
         problems += found
         if model is not None:
-            problems += check_layout(spec, model.shape) + check_lengths(spec, model.shape)
+            problems += check_lengths(spec, model.config)
+            problems += check_fit(spec, layout or spec.parallel, model.config)
+        if layout is not None and samples(spec):
+            problems += check_rollout_world(spec.rollout.layout.tp, layout.world_size)
         files: dict[str, str] = {}
         if spec.data is not None:
             files, found = find_files(spec.data, self._store, self._files_dir)
             problems += found
         pinned, found = self._pin_environments(spec)
         problems += found
-        if problems or dp is None or model is None:
+        if problems or layout is None or model is None:
             raise InvalidRequest(problems)
         pinned = pinned.model_copy(update={"model": model.source})
-        return AcceptedJob(spec=pinned, dp=dp, model=model, files=files)
+        return AcceptedJob(spec=pinned, layout=layout, model=model, files=files)
 
     def _pin_environments(self, spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
         problems: list[FieldProblem] = []
@@ -110,3 +120,11 @@ class Validator:
             evaluation = spec.evaluation.model_copy(update={"environment": reference})
             spec = spec.model_copy(update={"evaluation": evaluation})
         return spec, problems
+
+
+def check_fit(spec: JobSpec, layout: Sizes, model: ModelConfig) -> list[FieldProblem]:
+    """Whether model, layout and formats go together, in training and in sampling."""
+    problems = check_layout(layout, model) + check_fp8_layers(spec, model, layout)
+    if samples(spec):
+        problems += check_rollout(layout, rollout_tp=spec.rollout.layout.tp, model=model)
+    return problems

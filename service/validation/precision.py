@@ -1,0 +1,124 @@
+"""Whether number formats, model, layout and hardware go together.
+
+Without GPUs any recipe of FP8 is emulated, and nothing of the hardware matters. With GPUs a recipe
+needs kernels of a generation of cards, and matrices whose sides, after tensor parallelism, are
+multiples of what those kernels take.
+"""
+
+from service.spec import JobSpec
+from service.spec.model_config import ModelConfig
+from service.spec.padding import fp8_alignment
+from service.validation.layout import Sizes, samples
+from service.validation.problems import FieldProblem
+
+Capability = tuple[int, int]
+
+# The oldest cards with kernels for a recipe, as Transformer Engine asks for them.
+LEAST_CAPABILITY: dict[str, tuple[Capability, str]] = {
+    "delayed": ((8, 9), "Ada or Hopper"),
+    "tensorwise": ((8, 9), "Ada or Hopper"),
+    "blockwise": ((9, 0), "Hopper"),
+    "mxfp8": ((10, 0), "Blackwell"),
+}
+
+
+def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldProblem]:
+    """What needs no model.
+
+    Args:
+        capability: CUDA compute capability of the cluster's cards; None where it is not known.
+    """
+    problems = []
+    precision, gpus = spec.precision, spec.resources.gpus_per_node > 0
+    if gpus and samples(spec) and precision.dtype != "bf16":
+        problems.append(
+            FieldProblem(
+                field="precision.dtype",
+                message=f"{precision.dtype} on GPUs cannot go with sampling, which this job does: "
+                "the generation engine's attention kernels know bf16 only",
+                fix="use bf16, or gpus_per_node: 0, or train offline with evaluation.items: 0",
+            )
+        )
+    fp8 = precision.fp8
+    if fp8 is None:
+        return problems
+    if precision.dtype == "fp32":
+        problems.append(
+            FieldProblem(
+                field="precision.dtype",
+                message="FP8 products give 16-bit results, and dtype is fp32",
+                fix="use bf16 or fp16, or fp8: null",
+            )
+        )
+    if fp8.recipe == "delayed" and fp8.first_last_bf16_layers:
+        problems.append(
+            FieldProblem(
+                field="precision.fp8.first_last_bf16_layers",
+                message="the recipe delayed keeps one history for all layers, so none can stay "
+                f"in {precision.dtype}",
+                fix="set it to 0, or use the recipe tensorwise, blockwise or mxfp8",
+            )
+        )
+    least, cards = LEAST_CAPABILITY[fp8.recipe]
+    if gpus and capability is not None and capability < least:
+        able = [name for name, (needed, _) in LEAST_CAPABILITY.items() if capability >= needed]
+        problems.append(
+            FieldProblem(
+                field="precision.fp8.recipe",
+                message=f"{fp8.recipe} needs compute capability {_dotted(least)} ({cards} or "
+                f"newer), and the GPUs of {spec.resources.cluster} have {_dotted(capability)}",
+                fix=f"use one of: {', '.join(able)}" if able else "use fp8: null",
+            )
+        )
+    return problems
+
+
+def check_fp8_layers(spec: JobSpec, model: ModelConfig, layout: Sizes) -> list[FieldProblem]:
+    """Whether the model's layers can be computed in FP8 in this layout."""
+    fp8 = spec.precision.fp8
+    if fp8 is None:
+        return []
+    problems = []
+    most = model.num_layers // layout.pp
+    if fp8.first_last_bf16_layers > most:
+        problems.append(
+            FieldProblem(
+                field="precision.fp8.first_last_bf16_layers",
+                message=f"{fp8.first_last_bf16_layers} layers at each end are more than the {most} "
+                "of a pipeline stage",
+                fix=f"use at most {most}",
+            )
+        )
+    if spec.resources.gpus_per_node == 0:
+        return problems
+    multiple = fp8_alignment(fp8)
+    odd = [f"{name} = {size}" for name, size in _sides(model, layout.tp) if size % multiple]
+    if odd:
+        problems.append(
+            FieldProblem(
+                field="precision.fp8.recipe",
+                message=f"{fp8.recipe} takes matrices whose sides are multiples of {multiple} on "
+                f"each rank, and with tp = {layout.tp} there are {', '.join(odd)}",
+                fix="use a lower tp, another recipe (tensorwise takes multiples of 16), or "
+                "fp8: null",
+            )
+        )
+    return problems
+
+
+def _sides(model: ModelConfig, tp: int) -> list[tuple[str, int]]:
+    """Rows and columns of a rank's matrices in one layer."""
+    query = model.num_heads * model.head_dim
+    key_value = 2 * model.num_kv_heads * model.head_dim
+    ffn = model.moe.ffn_size if model.moe else model.ffn_size
+    name = "moe_intermediate_size" if model.moe else "intermediate_size"
+    return [
+        ("hidden_size", model.hidden_size),
+        ("query heads x head_dim / tp", query // tp),
+        ("(query + key + value heads) x head_dim / tp", (query + key_value) // tp),
+        (f"{name} / tp", ffn // tp),
+    ]
+
+
+def _dotted(capability: Capability) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,87 @@
+"""Batches, lengths and schedules at submit; case E09 (sequences cut over ranks)."""
+
+from typing import Any
+
+import pytest
+
+from service.spec.layout import Layout
+from service.validation.batch import check_batch, check_cuts, check_lengths, check_schedule
+from tests.service.validation.jobs import model, spec
+
+
+@pytest.mark.parametrize(
+    ("training", "layout", "online", "says", "fix"),
+    [
+        ({"global_batch_size": 7}, Layout(dp=2), False, "dp = 2", "as 8"),
+        ({"global_batch_size": 8, "micro_batch_size": 3}, Layout(dp=2), False, "2 x 3", "as 12"),
+        (
+            {"global_batch_size": 12, "micro_batch_size": 2},
+            Layout(dp=2, pp=2, vpp=2),
+            False,
+            "3 micro-batches on each rank are no multiple of pp = 2",
+            "as 16",
+        ),
+        ({"global_batch_size": 12, "steps": 1}, Layout(dp=2), True, "group size 8", "as 16"),
+    ],
+)
+def test_batches_that_do_not_divide_are_refused(
+    training: dict[str, Any], layout: Layout, online: bool, says: str, fix: str
+) -> None:
+    (problem,) = check_batch(spec(training=training, online=online), layout)
+    assert problem.field == "training.global_batch_size"
+    assert says in problem.message
+    assert problem.fix is not None
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"),
+    [
+        ({"global_batch_size": 24, "micro_batch_size": 4, "steps": 1}, Layout(dp=3)),
+        ({"global_batch_size": 24, "micro_batch_size": 4, "steps": 1}, Layout(dp=2, pp=2)),
+        ({"global_batch_size": 24, "micro_batch_size": 4, "steps": 1}, Layout(dp=3, pp=2, vpp=2)),
+        ({"global_batch_size": 24, "steps": 1}, Layout(dp=2, pp=4, vpp=2)),
+    ],
+)
+def test_batches_that_divide_are_accepted(training: dict[str, Any], layout: Layout) -> None:
+    assert check_batch(spec(training=training, online=True), layout) == []
+
+
+def test_a_sequence_longer_than_the_model_is_refused() -> None:
+    (problem,) = check_lengths(spec(training={"max_length": 513}), model())
+    assert (problem.field, problem.fix) == ("training.max_length", "use at most 512")
+    assert check_lengths(spec(training={"max_length": 512}), model()) == []
+
+
+def test_new_tokens_must_leave_room_for_the_question() -> None:
+    training = {"max_length": 64, "steps": 1}
+    too_many = spec(training=training, rollout={"max_new_tokens": 64}, online=True)
+    (problem,) = check_lengths(too_many, model())
+    assert problem.field == "rollout.max_new_tokens"
+    assert problem.fix == "use less than 64, or a larger max_length"
+    assert check_lengths(spec(training=training, rollout={"max_new_tokens": 64}), model()) == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "least"),
+    [
+        (Layout(cp=2), 4),
+        (Layout(tp=4, sequence_parallel=True), 4),
+        (Layout(tp=3, cp=2, sequence_parallel=True), 12),
+    ],
+)
+def test_e09_sequences_shorter_than_a_piece_for_each_rank_are_refused(
+    layout: Layout, least: int
+) -> None:
+    (problem,) = check_cuts(spec(training={"max_length": least - 1}), layout)
+    assert problem.field == "training.max_length"
+    assert f"fewer than the {least}" in problem.message
+    assert problem.fix == f"use at least {least}, or a lower cp or tp"
+    assert check_cuts(spec(training={"max_length": least + 1}), layout) == []
+    assert check_cuts(spec(training={"max_length": 2}), Layout(tp=4)) == []
+
+
+def test_a_warm_up_longer_than_the_job_is_refused() -> None:
+    (problem,) = check_schedule(spec(training={"steps": 5}, optimizer={"warmup_steps": 6}))
+    assert (problem.field, problem.fix) == ("optimizer.warmup_steps", "use at most 5")
+    assert check_schedule(spec(optimizer={"warmup_steps": 6})) == []
