@@ -1,4 +1,4 @@
-"""Weights into a Megatron model from Hugging Face tensors, and back into a folder of them."""
+"""Weights into a Megatron model from Hugging Face tensors."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,10 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from megatron_backend.models.config import ModelConfig
-from megatron_backend.models.mapping import Cut, Part, cut_of
-from megatron_backend.models.tensors import TensorSource
+from megatron_backend.models.cuts import Cut, Part, TensorSource
+from megatron_backend.models.mapping import cut_of
+from megatron_backend.models.tensors import SafetensorsFolder
+from service.spec.model_config import ModelConfig
 
 
 def load_weights(chunks: Sequence[GPTModel], config: ModelConfig, source: TensorSource) -> None:
@@ -16,14 +17,17 @@ def load_weights(chunks: Sequence[GPTModel], config: ModelConfig, source: Tensor
 
     Raises:
         KeyError: a tensor is missing, or a parameter has no mapping.
-        ValueError: a tensor has another shape than the config says.
+        ValueError: a tensor has another shape than the config says, or belongs to no such model.
     """
+    if isinstance(source, SafetensorsFolder):
+        source.check_complete(config)
     for chunk in chunks:
         _load_chunk(chunk, config, source)
 
 
 def _load_chunk(chunk: GPTModel, config: ModelConfig, source: TensorSource) -> None:
     groups: ProcessGroupCollection = chunk.pg_collection
+    # Experts are cut over the same tensor-parallel ranks as all else.
     part = Part(rank=groups.tp.rank(), size=groups.tp.size(), padded_vocab=chunk.vocab_size)
     with torch.no_grad():
         for name, parameter in chunk.named_parameters():
@@ -38,13 +42,23 @@ def _load_chunk(chunk: GPTModel, config: ModelConfig, source: TensorSource) -> N
 
 def local_cut(chunk: GPTModel, config: ModelConfig, name: str) -> Cut:
     """The cut of a parameter of one of this rank's chunks."""
-    return cut_of(config, name, first_layer=first_layer(chunk))
+    return cut_of(
+        config, name, first_layer=first_layer(chunk), first_expert=first_expert(chunk, config)
+    )
 
 
 def first_layer(chunk: GPTModel) -> int:
     """Number, in the whole model, of the first layer of this chunk."""
     layers = chunk.decoder.layers
     return int(layers[0].layer_number) - 1 if len(layers) else 0
+
+
+def first_expert(chunk: GPTModel, config: ModelConfig) -> int:
+    """Number, among the experts of a layer, of the first one on this rank."""
+    if config.moe is None:
+        return 0
+    group = chunk.pg_collection.ep
+    return config.moe.num_experts // int(group.size()) * int(group.rank())
 
 
 def output_weight_is_copy(chunk: GPTModel) -> bool:

@@ -112,19 +112,26 @@ DENSE = ("llama", "llama3-tied", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied")
 """Those without windows, experts and Gemma's peculiarities."""
 
 
-def save_random(name: str, folder: Path, *, seed: int = 1) -> transformers.PreTrainedModel:
+def save_random(
+    name: str,
+    folder: Path,
+    *,
+    seed: int = 1,
+    max_shard_size: str | int = "5GB",
+    **changes: Any,
+) -> transformers.PreTrainedModel:
     """A random model of transformers' own, in eval mode, and its files in `folder`.
 
     Biases and norms are random too: at their usual start (0 and 1) a wrong one would not show.
     """
     torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(**CONFIGS[name])
+    config = transformers.AutoConfig.for_model(**(CONFIGS[name] | changes))
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
 

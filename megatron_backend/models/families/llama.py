@@ -1,0 +1,5 @@
+"""Llama 2 and 3."""
+
+from megatron_backend.models.families.family import ATTENTION, MLP, NORMS, FamilyTensors
+
+LLAMA = FamilyTensors(architecture="LlamaForCausalLM", layer=NORMS | ATTENTION | MLP)

@@ -1,0 +1,5 @@
+"""Mistral: the tensors of Llama; its sliding window is in the config."""
+
+from megatron_backend.models.families.family import ATTENTION, MLP, NORMS, FamilyTensors
+
+MISTRAL = FamilyTensors(architecture="MistralForCausalLM", layer=NORMS | ATTENTION | MLP)

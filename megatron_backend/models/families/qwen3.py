@@ -1,0 +1,11 @@
+"""Qwen3: a norm on each query and key."""
+
+from megatron_backend.models.families.family import (
+    ATTENTION,
+    MLP,
+    NORMS,
+    QK_NORM,
+    FamilyTensors,
+)
+
+QWEN3 = FamilyTensors(architecture="Qwen3ForCausalLM", layer=NORMS | ATTENTION | QK_NORM | MLP)
