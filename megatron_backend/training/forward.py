@@ -24,6 +24,7 @@ from megatron.core.utils import get_attr_wrapped_model
 from torch import Tensor
 
 from algorithms.batch import PolicyOutputs
+from megatron_backend.models.packing import packed_sequences
 from megatron_backend.training.log_probs import Vocabulary, linear_log_probs
 from megatron_backend.training.micro_batch import MicroBatch
 
@@ -69,6 +70,9 @@ def run(
 
     def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         micro = next(iterator)
+        packed = None
+        if micro.stream.sequences is not None and micro.stream.positions is not None:
+            packed = packed_sequences(micro.stream.sequences, micro.stream.positions)
 
         def loss(values: Tensor) -> tuple[Tensor, Tensor, Any]:
             scalar, value = finish(policy_outputs(values, micro), micro)
@@ -79,7 +83,7 @@ def run(
             input_ids=micro.stream.tokens,
             position_ids=None,
             attention_mask=None,
-            packed_seq_params=micro.stream.packed,
+            packed_seq_params=packed,
             padding_mask=_padding_mask(model, micro),
             output_processor=partial(_log_probs, micro, vocabulary),
         )

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from algorithms.batch import Batch
-from megatron_backend.models.packing import PackedSequences
 from service.spec.layout import Layout
 from service.spec.padding import padding_factor
 from service.spec.parts import Fp8Spec
@@ -71,12 +70,16 @@ class Stream:
         tokens: [R, T] int64, this rank's slots; [1, N] where packed.
         source: [T * R] int64 in the order of hidden states [T, R, H]: which token of the batch
             stands in a slot, as row * (the batch's T) + index; -1 in filler.
-        packed: None where rows are padded.
+        sequences: slots of each sequence of a packed stream, filler included, over all
+            context-parallel ranks; None where rows are padded.
+        positions: [N] int64, the place of each of this rank's slots in its own sequence; None
+            where rows are padded.
     """
 
     tokens: Tensor
     source: Tensor
-    packed: PackedSequences | None
+    sequences: tuple[int, ...] | None = None
+    positions: Tensor | None = None
 
     @property
     def filler(self) -> Tensor:
@@ -98,18 +101,22 @@ def lay_out(batch: Batch, cut: Cut) -> Stream:
         pieces = list(_packed_pieces(lengths, cut))
     else:
         pieces = list(_padded_pieces(lengths, cut))
-    index = torch.cat([_local(piece.places(width), cut) for piece in pieces])
-    source = torch.cat([_local(piece.places(width, filler=-1), cut) for piece in pieces])
+    index = torch.cat([local_slots(piece.places(width), cut) for piece in pieces])
+    source = torch.cat([local_slots(piece.places(width, filler=-1), cut) for piece in pieces])
     index, source = index.to(batch.tokens.device), source.to(batch.tokens.device)
     # A batch without rows has no token to repeat.
     tokens = batch.tokens.flatten()[index] if len(batch) else torch.zeros_like(index)
     if not cut.packing:
         grid = tokens.view(len(pieces), -1)
         source = source.view(len(pieces), -1).t().flatten()
-        return Stream(tokens=grid, source=source, packed=None)
-    positions = torch.cat([_local(torch.arange(piece.slots), cut) for piece in pieces])
-    packed = _packed_sequences([piece.slots for piece in pieces], positions, source.device)
-    return Stream(tokens=tokens.unsqueeze(0), source=source, packed=packed)
+        return Stream(tokens=grid, source=source)
+    positions = torch.cat([local_slots(torch.arange(piece.slots), cut) for piece in pieces])
+    return Stream(
+        tokens=tokens.unsqueeze(0),
+        source=source,
+        sequences=tuple(piece.slots for piece in pieces),
+        positions=positions.to(source.device),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,21 +168,9 @@ def _up(length: int, factor: int) -> int:
     return -(-length // factor) * factor
 
 
-def _local(slots: Tensor, cut: Cut) -> Tensor:
+def local_slots(slots: Tensor, cut: Cut) -> Tensor:
     """This context-parallel rank's part of one sequence's slots."""
     if cut.cp == 1:
         return slots
     chunks = slots.chunk(2 * cut.cp)
     return torch.cat([chunks[cut.cp_rank], chunks[2 * cut.cp - 1 - cut.cp_rank]])
-
-
-def _packed_sequences(slots: list[int], positions: Tensor, device: torch.device) -> PackedSequences:
-    ends = torch.tensor([0, *slots]).cumsum(0).to(device=device, dtype=torch.int32)
-    return PackedSequences(
-        qkv_format="thd",
-        cu_seqlens_q=ends,
-        cu_seqlens_kv=ends,
-        max_seqlen_q=max(slots),
-        max_seqlen_kv=max(slots),
-        positions=positions.to(device),
-    )
