@@ -22,6 +22,12 @@ def fsync_tree(folder: Path) -> None:
         fsync_file(Path(directory))
 
 
+def fsync_folders(folder: Path) -> None:
+    """`fsync_file` of a folder and of every folder in it, whose files are on disk already."""
+    for directory, _, _ in os.walk(folder, topdown=False):
+        fsync_file(Path(directory))
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a new file and returns once it is on disk (its name in the folder is not yet)."""
     with path.open("x", encoding="utf-8") as file:

@@ -3,16 +3,19 @@
 `kill -9` may come at any line, and the machine may lose power. The order of the steps is what keeps
 the promise that `latest` always names a complete checkpoint:
 
-1. ranks write into `.tmp-STEP-ATTEMPT-RANDOM`, a name that nobody looks at;
-2. every file is fsynced; `manifest.json` with sizes and hashes is written last and fsynced;
-3. what is on disk is verified against the manifest;
-4. under the fence's lock (see `fence`): one rename to `step-XXXXXXXX`, fsync of the folder, then
-   `latest` is replaced, and only then older checkpoints lose their names;
+1. ranks write into `.tmp-STEP-ATTEMPT-RANDOM`, a name that nobody looks at; each file is hashed
+   while it is written, and fsynced;
+2. `manifest.json` with sizes and hashes is written last and fsynced, and so are the folders;
+3. names and sizes on disk are compared with the manifest;
+4. under the fence's lock (see `service.spec.fence`): one rename to `step-XXXXXXXX`, fsync of the
+   folder, then `latest` is replaced, and only then older checkpoints lose their names;
 5. what lost its name is deleted.
 
 Nothing with the name `step-XXXXXXXX` is ever written to or half deleted. Leftovers of the other
 names are swept when the next attempt starts. A checkpoint that does not verify (a disk that lies)
-is set aside as `.corrupt-...`, so that nobody else picks it, and the one before it is used.
+is set aside as `.corrupt-...`, so that nobody else picks it, and the one before it is used; the
+newest two of those stay as evidence. One that is whole but of another release, job or model is an
+error, and keeps its name.
 
 A step that is saved again replaces the old one by two renames. A crash between them leaves the old
 one, whole, under `.replaced-...`, and the next start gives it its name back.
@@ -31,14 +34,24 @@ from pathlib import Path
 from megatron_backend.checkpoint import manifest as manifests
 from megatron_backend.checkpoint.durable import (
     fsync_file,
-    fsync_tree,
+    fsync_folders,
     move,
     replace_text,
     write_text,
 )
 from megatron_backend.checkpoint.fence import Fence
-from megatron_backend.checkpoint.manifest import CorruptCheckpoint, Manifest
+from megatron_backend.checkpoint.manifest import (
+    CorruptCheckpoint,
+    FileEntry,
+    ForeignCheckpoint,
+    Manifest,
+    UnsupportedCheckpoint,
+)
+from megatron_backend.checkpoint.retention import Retention
+from service.spec.layout import Layout
 
+CORRUPT_KEPT = 2
+"""How many damaged checkpoints stay as evidence."""
 _STEP = re.compile(r"step-(\d{8,9})")
 _REPLACED = re.compile(r"\.replaced-(step-\d{8,9})-[0-9a-f]+")
 
@@ -56,12 +69,25 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose checkpoints a store holds; others are refused.
+
+    Attributes:
+        job: its id.
+        model: `model_digest` of its model's config.
+    """
+
+    job: str
+    model: str
+
+
 class CheckpointStore:
     """The published checkpoints of one job, as one attempt of it sees them."""
 
-    def __init__(self, job_dir: Path, fence: Fence) -> None:
+    def __init__(self, job_dir: Path, fence: Fence, owner: Owner) -> None:
         self.root = job_dir / "checkpoints"
-        self._fence = fence
+        self._fence, self._owner = fence, owner
 
     def open(self) -> None:
         """Sweeps what dead attempts left behind. Call once, after the fence is taken.
@@ -87,37 +113,57 @@ class CheckpointStore:
         return folder
 
     def publish(
-        self, staged: Path, *, step: int, layout: Mapping[str, int], keep_last: int
+        self,
+        staged: Path,
+        *,
+        step: int,
+        layout: Layout,
+        files: Mapping[str, FileEntry],
+        retention: Retention,
+        score: float | None = None,
     ) -> Published:
         """Makes a staged folder the newest checkpoint, then lets go of old ones.
 
         Args:
-            staged: from `stage`, with every rank's files closed.
+            staged: from `stage`, with every rank's files on disk.
             step: steps done.
-            layout: tp, pp and dp of the ranks that wrote.
-            keep_last: how many checkpoints stay, the new one included; at least 1.
+            layout: of the ranks that wrote.
+            files: size and hash of files that are known, and on disk, already; those of the others
+                are found out here.
+            retention: which checkpoints stay.
+            score: see `Manifest`.
 
         Raises:
             StaleAttempt: a newer attempt has taken over; nothing was published.
             CorruptCheckpoint: what is on disk is not what was written; nothing was published.
         """
-        fsync_tree(staged)
+        own = set(manifests.file_names(staged)) - files.keys()
+        for name in own:
+            fsync_file(staged / name)
         manifest = Manifest(
+            job=self._owner.job,
+            model=self._owner.model,
             step=step,
             attempt=self._fence.attempt,
-            layout=dict(layout),
+            layout=layout,
+            score=score,
             created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            files=manifests.describe_files(staged),
+            files={**manifests.describe_files(staged, own), **files},
         )
         write_text(staged / manifests.NAME, manifest.to_json())
-        fsync_file(staged)
-        if manifests.verify(staged) != manifest:
+        fsync_folders(staged)
+        if manifests.read(staged) != manifest:
             raise CorruptCheckpoint(f"the manifest of step {step} reads back differently")
-        target = self.root / step_name(step)
+        manifests.verify_sizes(staged, manifest)
+        return self.admit(staged, manifest, retention)
+
+    def admit(self, staged: Path, manifest: Manifest, retention: Retention) -> Published:
+        """Gives a staged folder that is whole and on disk its name; see `publish`."""
+        target = self.root / step_name(manifest.step)
         with self._fence.held():
             nameless = self._rename(staged, target)
             replace_text(self.root / "latest", f"{target.name}\n")
-            nameless += self._retire(keep_last, newest=step)
+            nameless += self._retire(retention, newest=manifest.step)
         for path in nameless:
             _delete(path)
         return Published(path=target, manifest=manifest)
@@ -138,12 +184,13 @@ class CheckpointStore:
 
         Raises:
             StaleAttempt: this attempt is no longer the newest.
+            RefusedCheckpoint: the newest is of another release, job or model; it was left alone.
             OSError: the storage could not be read, which says nothing about the checkpoints.
         """
         for step in reversed(self.steps()):
             folder = self.root / step_name(step)
             try:
-                manifest = manifests.verify(folder)
+                manifest = self.verify(folder)
             except CorruptCheckpoint as error:
                 self._set_aside(folder)
                 warn(f"checkpoint {folder.name} is damaged and was set aside: {error}")
@@ -156,6 +203,32 @@ class CheckpointStore:
             (self.root / "latest").unlink(missing_ok=True)
         return None
 
+    def verify(self, folder: Path, *, job: str | None = None) -> Manifest:
+        """The manifest of a checkpoint that this job can go on from.
+
+        Args:
+            folder: a published checkpoint, in whichever job's folder.
+            job: whose it must be; None means this store's own.
+
+        Raises:
+            CorruptCheckpoint: a file is not what the manifest says.
+            RefusedCheckpoint: it is of another release, job or model.
+            OSError: the storage could not be read.
+        """
+        manifest = manifests.read(folder)
+        owner = job or self._owner.job
+        if manifest.job != owner:
+            raise ForeignCheckpoint(
+                f"the checkpoint {folder} is of the job {manifest.job}, and this is {owner}: move "
+                "it out of the folder, or name that job in `resume`; nothing was changed"
+            )
+        if manifest.model != self._owner.model:
+            raise ForeignCheckpoint(
+                f"the checkpoint {folder} is of another model than the job's: its config differs. "
+                "Move it out of the folder; nothing was changed"
+            )
+        return manifests.verify(folder)
+
     def _rename(self, staged: Path, target: Path) -> list[Path]:
         if not target.exists():
             move(staged, target)
@@ -165,21 +238,32 @@ class CheckpointStore:
         move(staged, target)
         return [replaced]
 
-    def _retire(self, keep_last: int, *, newest: int) -> list[Path]:
+    def _retire(self, retention: Retention, *, newest: int) -> list[Path]:
         nameless = []
-        kept = [step for step in self.steps() if step <= newest][-keep_last:]
+        scores = self._scores(newest)
+        for step in scores.keys() - retention.kept(scores):
+            trash = self.root / f".trash-{step_name(step)}-{secrets.token_hex(4)}"
+            os.rename(self.root / step_name(step), trash)
+            nameless.append(trash)
+        damaged = sorted(self.root.glob(".corrupt-*"), key=lambda path: int(path.name.split("-")[3]))
+        return nameless + damaged[:-CORRUPT_KEPT]
+
+    def _scores(self, newest: int) -> dict[int, float | None]:
+        """By step, as the manifests have it; so the best is known after a resume, too."""
+        scores: dict[int, float | None] = {}
         for step in self.steps():
-            if step < kept[0]:
-                trash = self.root / f".trash-{step_name(step)}-{secrets.token_hex(4)}"
-                os.rename(self.root / step_name(step), trash)
-                nameless.append(trash)
-        # Set aside before a newer one existed; nobody needs the evidence any more.
-        nameless += self.root.glob(".corrupt-*")
-        return nameless
+            try:
+                if step <= newest:
+                    scores[step] = manifests.read(self.root / step_name(step)).score
+            except CorruptCheckpoint:
+                scores[step] = None
+            except UnsupportedCheckpoint:
+                continue  # another release's: not ours to delete
+        return scores
 
     def _set_aside(self, folder: Path) -> None:
         with self._fence.held():
-            aside = f".corrupt-{folder.name}-{int(time.time())}-{secrets.token_hex(4)}"
+            aside = f".corrupt-{folder.name}-{time.time_ns()}-{secrets.token_hex(4)}"
             move(folder, self.root / aside)
 
     def _latest(self) -> str | None:

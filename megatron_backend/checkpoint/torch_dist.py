@@ -9,54 +9,199 @@ it. And Adam's step count must be in its parameter groups, which are stored whol
 Generators are different: a rank's stream means something only to the same rank of the same layout.
 Each rank writes its own file, and reads it back if the layout is the one that wrote; under another
 layout ranks keep the streams that the job's seed gave them.
+
+Planning and bytes are Megatron's and torch's own; the writing is ours (`staging`), so that hashes
+are folded into it and a save can go through memory. Which rank writes what follows from the layout,
+so the plan is gathered once: later saves only ask whether it is still the same everywhere.
 """
 
-import queue
+import dataclasses
+import json
+import pickle  # noqa: TID251 (the format's own index; what is read was hashed before)
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing import ShardedObject
+from megatron.core.dist_checkpointing.core import CheckpointingConfig
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from megatron_backend.checkpoint.contents import RANDOM, STATE
+from megatron_backend.checkpoint.staging import DirectFiles, Files, StagedFiles, Written
 
 _TRACKED = "tracked."
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
+_BACKEND = CheckpointingConfig("torch_dist", 1)
+_ITEM_BYTES = 4096
+"""More than what torch puts around a tensor in a file."""
 
 
-def save_state(staged: Path, model: GPTModel, optimizer: MegatronOptimizer) -> None:
-    """Writes this rank's part. Every rank must call it; it returns when all have written.
+class StateWriter:
+    """One rank's saves. Every rank must make the same calls."""
 
-    Args:
-        staged: holds the empty folders `STATE` and `RANDOM`, so that no rank has to wait for them.
-        model: this rank's part.
-        optimizer: over its parameters; it must have taken a step.
-    """
-    # The writer's results come back through a queue. Megatron makes it in a process of its own,
-    # for saves that run in another process than the caller; ours do not, and need no process each.
-    filesystem_async._results_queue = queue.SimpleQueue()
-    weights = model.sharded_state_dict()
-    state = {
-        "model": weights,
-        "optimizer": optimizer.sharded_state_dict(weights, metadata=_FORMAT),
-    }
-    dist_checkpointing.save(state, str(staged / STATE), content_metadata=dict(_FORMAT))
-    safetensors.torch.save_file(_generators(), _random_file(staged))
+    def __init__(self) -> None:
+        self._memory: StagedFiles | None = None
+        self._plan: tuple[SavePlan, bytes] | None = None  # the last one, and its `.metadata`
+
+    def begin(
+        self,
+        staged: Path,
+        chunks: Sequence[GPTModel],
+        optimizer: MegatronOptimizer,
+        *,
+        background: bool,
+    ) -> Written | None:
+        """Writes this rank's part, or copies it and has it written while the caller goes on.
+
+        Args:
+            staged: holds the empty folders `STATE` and `RANDOM`.
+            chunks: this rank's part of the model.
+            optimizer: over its parameters; it must have taken a step.
+            background: copy now and write meanwhile; `result` then tells how that went.
+
+        Returns:
+            What became of the files; None where they are being written.
+        """
+        if not background:
+            files = DirectFiles(staged)
+            error = self._write(files, chunks, optimizer)
+            return Written(files=files.entries, error=error)
+        if self._memory is None:
+            self._memory = StagedFiles()
+        if error := self._write(self._memory, chunks, optimizer):
+            raise error
+        self._memory.flush(staged)
+        return None
+
+    def again(self, staged: Path) -> None:
+        """Writes what was copied last once more, into another folder."""
+        self._copied.flush(staged)
+
+    def result(self, *, wait: bool) -> Written | None:
+        """How the write in the background went; None while it goes on, unless `wait`."""
+        return self._copied.result(wait=wait)
+
+    def close(self) -> None:
+        """Ends a write in the background, and gives the memory back."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    @property
+    def _copied(self) -> StagedFiles:
+        if self._memory is None:
+            raise RuntimeError("this rank has copied no state yet")
+        return self._memory
+
+    def _write(
+        self, files: Files, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer
+    ) -> OSError | None:
+        """Collective; an error of the storage is this rank's own, so the others are not left."""
+        planner = self._planner(chunks, optimizer)
+        plan = planner.create_local_plan()
+        planner.finish_plan(plan)
+        rank, error = torch.distributed.get_rank(), None
+        infos: dict[MetadataIndex, _StorageInfo] = {}
+        if isinstance(files, StagedFiles):
+            files.reset(_expected_bytes(plan))
+        try:
+            if plan.items:
+                with files.open(f"{STATE}/{_data_file(rank)}") as file:
+                    infos = {item.index: _store(file, item, planner) for item in plan.items}
+            with files.open(f"{RANDOM}/{_random_name(rank)}") as file:
+                file.write(safetensors.torch.save(_generators()))
+        except OSError as failure:
+            error = failure
+        plan = dataclasses.replace(plan, storage_data=infos)
+        try:
+            metadata = self._metadata(planner, plan)
+            if rank == 0:
+                with files.open(f"{STATE}/.metadata") as file:
+                    file.write(metadata)
+                with files.open(f"{STATE}/metadata.json") as file:
+                    file.write(json.dumps(dataclasses.asdict(_BACKEND)).encode())
+        except OSError as failure:
+            error = error or failure
+        return error
+
+    def _planner(
+        self, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer
+    ) -> MCoreSavePlanner:
+        state: dict[str, Any] = _sharded_weights(chunks)
+        state["optimizer"] = optimizer.sharded_state_dict(dict(state), metadata=dict(_FORMAT))
+        state["content_metadata"] = dict(_FORMAT)
+        # Compares all ranks' names and shapes, which does not have to be done at each save.
+        sharded, common = save_preprocess(state, validate_access_integrity=self._plan is None)
+        sharded["common_state"] = ShardedObject(
+            "common_state", common, (1,), (0,), replica_id=torch.distributed.get_rank()
+        )
+        sharded, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded, True)
+        planner = MCoreSavePlanner(
+            dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False
+        )
+        planner.set_up_planner(
+            mcore_to_pyt_state_dict(sharded), is_coordinator=torch.distributed.get_rank() == 0
+        )
+        return planner
+
+    def _metadata(self, planner: MCoreSavePlanner, plan: SavePlan) -> bytes:
+        """What `.metadata` holds; right on rank 0 only. Collective."""
+        same = torch.tensor([self._plan is not None and self._plan[0] == plan], dtype=torch.int32)
+        same = same.to(torch.cuda.current_device())
+        torch.distributed.all_reduce(same, op=torch.distributed.ReduceOp.MIN)
+        if same.item():
+            assert self._plan is not None
+            return self._plan[1]
+        leads = torch.distributed.get_rank() == 0
+        plans: list[Any] | None = [None] * torch.distributed.get_world_size() if leads else None
+        torch.distributed.gather_object(plan, plans)
+        written = b""
+        if plans is not None:
+            storage = {}
+            for each in plans:
+                storage.update(each.storage_data)
+            bare = [dataclasses.replace(each, storage_data=None) for each in plans]
+            _, metadata = planner.create_global_plan(bare)
+            metadata.storage_data = storage
+            written = pickle.dumps(metadata)
+        self._plan = (plan, written)
+        return written
+
+
+def save_state(staged: Path, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer) -> Written:
+    """Writes this rank's part and waits for it; see `StateWriter.begin`."""
+    written = StateWriter().begin(staged, chunks, optimizer, background=False)
+    assert written is not None
+    return written
 
 
 def load_state(
-    checkpoint: Path, model: GPTModel, optimizer: MegatronOptimizer, *, same_layout: bool
+    checkpoint: Path,
+    chunks: Sequence[GPTModel],
+    optimizer: MegatronOptimizer,
+    *,
+    same_layout: bool,
 ) -> None:
     """Restores this rank's part. Every rank must call it.
 
     Args:
         checkpoint: a published folder.
-        model: as built, under any layout.
+        chunks: the model as built, under any layout.
         optimizer: over this model's parameters.
         same_layout: the checkpoint was written under this very layout.
 
@@ -64,22 +209,65 @@ def load_state(
         megatron.core.dist_checkpointing.core.CheckpointingException: the checkpoint holds another
             model or optimizer.
     """
-    weights = model.sharded_state_dict()
-    state = {
-        "model": weights,
-        "optimizer": optimizer.sharded_state_dict(weights, is_loading=True, metadata=_FORMAT),
-    }
+    state: dict[str, Any] = _sharded_weights(chunks)
+    state["optimizer"] = optimizer.sharded_state_dict(
+        dict(state), is_loading=True, metadata=dict(_FORMAT)
+    )
     loaded = dist_checkpointing.load(
         state, str(checkpoint / STATE), strict=StrictHandling.RAISE_ALL
     )
-    model.load_state_dict(loaded["model"])
+    for index, chunk in enumerate(chunks):
+        chunk.load_state_dict(loaded[f"model{index}"])
     optimizer.load_state_dict(loaded["optimizer"])
     if same_layout:
-        _set_generators(safetensors.torch.load_file(_random_file(checkpoint)))
+        name = _random_name(torch.distributed.get_rank())
+        _set_generators(safetensors.torch.load_file(checkpoint / RANDOM / name))
 
 
-def _random_file(folder: Path) -> Path:
-    return folder / RANDOM / f"rank-{torch.distributed.get_rank():05d}.safetensors"
+def _sharded_weights(chunks: Sequence[GPTModel]) -> dict[str, Any]:
+    """Names in this dict do not reach the checkpoint; those of the whole model's tensors do."""
+    return {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(chunks)}
+
+
+def _expected_bytes(plan: SavePlan) -> int:
+    total = 0
+    for item in plan.items:
+        total += _ITEM_BYTES
+        if item.tensor_data is not None:
+            itemsize = item.tensor_data.properties.dtype.itemsize
+            total += item.tensor_data.chunk.sizes.numel() * itemsize
+    return total
+
+
+def _store(file: Any, item: Any, planner: MCoreSavePlanner) -> _StorageInfo:
+    """Writes one item as torch's own distributed checkpoints do."""
+    start = file.tell()
+    data = planner.resolve_data(item)
+    if item.type == WriteItemType.BYTE_IO:
+        file.write(data.getbuffer())
+    else:
+        torch.save(_alone(data.detach().cpu()), file)
+    rank = torch.distributed.get_rank()
+    return _StorageInfo(_data_file(rank), start, file.tell() - start)
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor of its own: `torch.save` writes all that a view is part of."""
+    tensor = tensor.contiguous()
+    storage, size = tensor.untyped_storage(), tensor.nbytes
+    if storage.nbytes() == size:
+        return tensor
+    start = tensor.storage_offset() * tensor.itemsize
+    alone = torch.empty(0, dtype=tensor.dtype)
+    return alone.set_(storage[start : start + size], 0, tensor.shape, tensor.stride())
+
+
+def _data_file(rank: int) -> str:
+    return f"__{rank}_0.distcp"
+
+
+def _random_name(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
 
 
 def _generators() -> dict[str, torch.Tensor]:

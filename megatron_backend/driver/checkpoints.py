@@ -1,19 +1,64 @@
-"""Checkpoints of a running job: the ranks write, the driver publishes."""
+"""Checkpoints of a running job: the ranks write, the driver publishes.
+
+A save goes through three places: the ranks' files (written before `save` returns, or by processes
+of their own afterwards), the publish, and, where the job has a `checkpoint.storage`, the copy
+there. One save is on its way at a time: a second one waits for it. `poll` moves it on without
+waiting, `drain` to its end.
+
+What the storage refuses (OSError: a full disk, a quota, the network) is tried again
+`checkpoint.save_retries` times, from the ranks' copies where they have one. If that does not help
+the save is missed: a `warning` says so, `latest` stays where it was, and training goes on, until
+more than `checkpoint.max_missed` saves in a row were missed or the job's last one was.
+"""
 
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from algorithms.errors import JobFailure
 from megatron_backend.checkpoint import contents, hf_files
-from megatron_backend.checkpoint.publish import CheckpointStore, Published
+from megatron_backend.checkpoint.manifest import FileEntry
+from megatron_backend.checkpoint.publish import Published
+from megatron_backend.checkpoint.remote import Upload
+from megatron_backend.checkpoint.retention import Retention, score_of
+from megatron_backend.checkpoint.staging import Written
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.recorder import SpoolRecorder
+from megatron_backend.driver.start import Start
+from megatron_backend.workers.rank import RankWorker
+from service.spec import Reason
 
 if TYPE_CHECKING:  # at run time Ray must not be imported yet
     from megatron_backend.workers.group import WorkerGroup
+
+
+@dataclass(slots=True, kw_only=True)
+class _Save:
+    """One save on its way.
+
+    Attributes:
+        staged: the folder that it is written into; None until there is one.
+        begun: monotonic clock at the request.
+        requested_at: seconds since the epoch, likewise.
+        copied: the ranks hold a copy of their state, which can be written again.
+        stall: how long training waited for it, in seconds.
+        upload: the copy to the job's storage, once it is published.
+    """
+
+    step: int
+    loop_state: str
+    score: float | None
+    required: bool
+    begun: float
+    requested_at: float
+    staged: Path | None = None
+    copied: bool = False
+    failures: int = 0
+    stall: float = 0.0
+    upload: Upload | None = None
 
 
 class JobCheckpoints:
@@ -21,87 +66,205 @@ class JobCheckpoints:
 
     Args:
         job: this attempt, after `keep_model_files`.
-        store: of the job, opened.
-        newest: what the store found at the start; None where there was nothing.
+        start: the job's checkpoints, and what it goes on from.
         group: the ranks, with their model.
-        recorder: takes the `checkpoint` events.
+        recorder: takes the `checkpoint` and `warning` events.
     """
 
     def __init__(
-        self,
-        job: Job,
-        store: CheckpointStore,
-        newest: Published | None,
-        group: "WorkerGroup",
-        recorder: SpoolRecorder,
+        self, job: Job, start: Start, group: "WorkerGroup", recorder: SpoolRecorder
     ) -> None:
-        self._job, self._store, self._group, self._recorder = job, store, group, recorder
-        self._newest = newest
+        self._job, self._group, self._recorder = job, group, recorder
+        self._spec = job.context.spec.checkpoint
+        self._store, self._remote, self._newest = start.store, start.remote, start.newest
+        self._save: _Save | None = None
+        self._missed = 0
 
-    def poll(self) -> None:
-        """Nothing is on its way after a save."""
-
-    def drain(self) -> None:
-        """Nothing is on its way after a save."""
+    @property
+    def newest(self) -> Published | None:
+        """What `load_latest` would restore."""
+        return self._newest
 
     def save(
         self,
         step: int,
         loop_state: Mapping[str, Any],
         *,
-        evaluations: Sequence[Mapping[str, Any]] = (),  # noqa: ARG002
-        required: bool = False,  # noqa: ARG002
+        evaluations: Sequence[Mapping[str, Any]] = (),
+        required: bool = False,
     ) -> None:
-        """Writes weights, optimizer, generators and `loop_state`, verifies, publishes.
+        """See `algorithms.protocols.Checkpoints.save`.
 
         Raises:
             StaleAttempt: a newer attempt has taken over; nothing was published.
             ValueError, TypeError: `loop_state` is no JSON.
-            OSError: the storage failed; nothing was published.
+            JobFailure: the storage refused too often.
         """
-        begin = time.monotonic()
-        state = json.dumps(dict(loop_state), allow_nan=False, sort_keys=True)
+        begun = time.monotonic()
+        self.drain()
         # The events of the steps in a checkpoint are never repeated, so none may be forgotten.
         self._recorder.sync()
-        staged = self._store.stage(step)
-        try:
-            self._write(staged, state)
-            self._newest = self._store.publish(
-                staged,
-                step=step,
-                layout=asdict(self._job.layout),
-                keep_last=self._job.context.spec.checkpoint.keep_last,
-            )
-        finally:
-            self._store.discard(staged)  # what was published has another name by now
-        self._recorder.record(
-            "checkpoint",
-            {
-                "step": step,
-                "path": str(self._newest.path),
-                "seconds": time.monotonic() - begin,
-                "bytes": self._newest.manifest.bytes,
-                "layout": asdict(self._job.layout),
-            },
+        save = self._save = _Save(
             step=step,
+            loop_state=json.dumps(dict(loop_state), allow_nan=False, sort_keys=True),
+            score=score_of(evaluations, self._spec.keep_best),
+            required=required,
+            begun=begun,
+            requested_at=time.time(),
         )
+        self._write(save)
+        save.stall = time.monotonic() - begun
+
+    def poll(self) -> None:
+        """Publishes a save whose files are all on disk."""
+        if self._save is not None:
+            self._move_on(self._save, wait=False)
+
+    def drain(self) -> None:
+        """Returns once no save is on its way any more."""
+        while self._save is not None:
+            self._move_on(self._save, wait=True)
 
     def load_latest(self) -> Mapping[str, Any] | None:
         """Restores the newest published checkpoint; its `loop_state`, None where there is none."""
+        if self._save is not None and self._save.upload is None:
+            self._discard(self._save)
+            self._save = None
         if self._newest is None:
             return None
-        same = dict(self._newest.manifest.layout) == asdict(self._job.layout)
-        self._group.call("load_state", str(self._newest.path), same)
+        same = self._newest.manifest.layout == self._job.layout
+        self._group.call(RankWorker.load_state, str(self._newest.path), same)
         state: dict[str, Any] = json.loads(
             (self._newest.path / contents.LOOP_STATE).read_text("utf-8")
         )
         return state
 
-    def _write(self, staged: Path, state: str) -> None:
-        for name in (contents.STATE, contents.RANDOM, contents.HUGGING_FACE):
-            (staged / name).mkdir()
-        self._group.call("save_state", str(staged))
-        (staged / contents.LOOP_STATE).write_text(state, encoding="utf-8")
+    def _write(self, save: _Save) -> None:
+        """Has the ranks write their state, or copy it and write that meanwhile."""
+        try:
+            staged = self._stage(save)
+        except OSError as error:
+            self._failed(save, error)
+            return
+        written = self._group.call(RankWorker.begin_save, str(staged), self._spec.async_save)
+        save.copied = self._spec.async_save
+        self._written(save, written)
+
+    def _move_on(self, save: _Save, *, wait: bool) -> None:
+        if save.upload is not None:
+            self._uploaded(save, save.upload, wait=wait)
+        else:
+            self._written(save, self._group.call(RankWorker.save_result, wait))
+
+    def _written(self, save: _Save, written: Sequence[Written | None]) -> None:
+        ranks = [rank for rank in written if rank is not None]
+        if len(ranks) < len(written):
+            return
+        errors = [rank.error for rank in ranks if rank.error is not None]
+        files = {name: entry for rank in ranks for name, entry in rank.files.items()}
+        try:
+            if errors:
+                raise errors[0]
+            assert save.staged is not None
+            self._publish(save, save.staged, files)
+        except OSError as error:
+            self._failed(save, error)
+
+    def _publish(self, save: _Save, staged: Path, files: Mapping[str, FileEntry]) -> None:
+        (staged / contents.LOOP_STATE).write_text(save.loop_state, encoding="utf-8")
         model = self._job.context.model
         hf_files.copy_tokenizer(Path(model.tokenizer), staged / contents.HUGGING_FACE)
         hf_files.write_config(model.config, staged / contents.HUGGING_FACE)
+        published = self._store.publish(
+            staged,
+            step=save.step,
+            layout=self._job.layout,
+            files=files,
+            retention=Retention.of(self._spec),
+            score=save.score,
+        )
+        self._newest = published
+        self._recorder.record(
+            "checkpoint",
+            {
+                "step": save.step,
+                "path": str(published.path),
+                "requested_at": save.requested_at,
+                "seconds": time.monotonic() - save.begun,
+                "stall_seconds": save.stall or time.monotonic() - save.begun,
+                "bytes": published.manifest.bytes,
+                "layout": self._job.layout.to_json(),
+                "score": save.score,
+            },
+            step=save.step,
+        )
+        if self._remote is None:
+            self._save, self._missed = None, 0
+        else:
+            save.failures = 0
+            save.upload = self._remote.upload(published)
+
+    def _uploaded(self, save: _Save, upload: Upload, *, wait: bool) -> None:
+        try:
+            if upload.finished(wait=wait):
+                self._save, self._missed = None, 0
+        except OSError as error:
+            self._failed(save, error)
+
+    def _failed(self, save: _Save, error: OSError) -> None:
+        """Tries again, or lets the save go, or gives the job up."""
+        save.failures += 1
+        if save.failures <= self._spec.save_retries:
+            self._again(save)
+            return
+        self._discard(save)
+        self._save = None
+        self._missed += 1
+        what = "copied to the storage" if save.upload is not None else "saved"
+        message = f"the checkpoint of step {save.step} could not be {what}: {_words(error)}"
+        if save.required or self._missed > self._spec.max_missed:
+            raise JobFailure(
+                Reason.NODE_FAILURE,
+                f"{message}. " + self._why_it_ends(save) + " The last published checkpoint is "
+                "intact; make room, or mend the storage, and start again",
+            ) from error
+        data = {"message": message, "missed": self._missed, "tries": save.failures}
+        self._recorder.record("warning", data, step=save.step)
+
+    def _again(self, save: _Save) -> None:
+        if save.upload is not None:
+            save.upload = save.upload.again()
+            return
+        self._discard(save)
+        if not save.copied:
+            self._write(save)
+            return
+        try:
+            staged = self._stage(save)
+        except OSError as error:
+            self._failed(save, error)
+        else:
+            self._group.call(RankWorker.save_again, str(staged))
+
+    def _why_it_ends(self, save: _Save) -> str:
+        if save.required:
+            return "It would have been the job's result."
+        return (
+            f"That is {self._missed} in a row, more than checkpoint.max_missed = "
+            f"{self._spec.max_missed}."
+        )
+
+    def _stage(self, save: _Save) -> Path:
+        save.staged = self._store.stage(save.step)
+        for name in (contents.STATE, contents.RANDOM, contents.HUGGING_FACE):
+            (save.staged / name).mkdir()
+        return save.staged
+
+    def _discard(self, save: _Save) -> None:
+        if save.staged is not None:
+            self._store.discard(save.staged)
+            save.staged = None
+
+
+def _words(error: OSError) -> str:
+    return " ".join(str(part) for part in (error.strerror or str(error), error.filename) if part)

@@ -7,6 +7,7 @@ from service.spec.attempt import (
     Outcome,
     Reason,
     ResolvedModel,
+    ResumedCheckpoint,
     WorkerEvent,
 )
 from service.spec.job import JobSpec
@@ -56,6 +57,7 @@ __all__ = [
     "ResolvedModel",
     "ResourceSpec",
     "ResumeSpec",
+    "ResumedCheckpoint",
     "RetrySpec",
     "RolloutLayout",
     "RolloutSpec",

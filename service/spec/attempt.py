@@ -20,6 +20,7 @@ One job has one folder, on storage that service and workers both see:
       checkpoints/
         step-00000020/           published by one rename; manifest.json names step and attempt
         latest                   name of the newest published checkpoint, replaced atomically
+      resume/step-00000020/      the checkpoint of another job that this one goes on from
       exports/step-00000450/     Hugging Face weights, published by one rename
 
 The driver is started as `python -m megatron_backend JOB_DIR --attempt N`.
@@ -86,6 +87,16 @@ class ResolvedModel(SpecModel):
     """Folder with safetensors (`huggingface`) or a published checkpoint (`checkpoint`)."""
 
 
+class ResumedCheckpoint(SpecModel):
+    """A checkpoint of another job, put aside in this job's folder when it was submitted."""
+
+    job: str
+    """Id of the job that published it."""
+    step: Annotated[int, Field(ge=0)]
+    checkpoint: str
+    """Its folder."""
+
+
 class JobContext(SpecModel):
     """All a driver needs to run a job. It holds no secret."""
 
@@ -96,6 +107,8 @@ class JobContext(SpecModel):
     model: ResolvedModel
     files: dict[FileId, str] = Field(default_factory=dict)
     """Path of each uploaded file that the spec names."""
+    resume: ResumedCheckpoint | None = None
+    """What the job goes on from while it has no checkpoint of its own."""
 
 
 EventKind = Literal[

@@ -45,6 +45,11 @@ def trainer(layout: Layout, name: str, *, dtype: torch.dtype = torch.float32) ->
     )
 
 
+def models(trained: Any) -> list[Any]:
+    """The chunks of this rank's part."""
+    return [chunk.module for chunk in trained.chunks]
+
+
 def take_steps(trained: Any, first: int, count: int) -> list[float]:
     """Losses of some steps, each on its own batch."""
     return [
@@ -61,7 +66,7 @@ def save_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
 
     trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
     take_steps(trained, 0, 3)
-    save_state(folder, trained.chunks[0].module, trained.optimizer)
+    save_state(folder, models(trained), trained.optimizer)
     return take_steps(trained, 3, 5)
 
 
@@ -70,7 +75,7 @@ def load_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
     from megatron_backend.checkpoint.torch_dist import load_state
 
     trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
-    load_state(folder, trained.chunks[0].module, trained.optimizer, same_layout=False)
+    load_state(folder, models(trained), trained.optimizer, same_layout=False)
     return take_steps(trained, 3, 5)
 
 
@@ -80,7 +85,7 @@ def save(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list
 
     trained = trainer(layout, name)
     take_steps(trained, 0, 3)
-    save_state(folder, trained.chunks[0].module, trained.optimizer)
+    save_state(folder, models(trained), trained.optimizer)
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
 
@@ -90,7 +95,7 @@ def load(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list
     from megatron_backend.checkpoint.torch_dist import load_state
 
     trained = trainer(layout, name)
-    load_state(folder, trained.chunks[0].module, trained.optimizer, same_layout=False)
+    load_state(folder, models(trained), trained.optimizer, same_layout=False)
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
 
@@ -143,7 +148,7 @@ def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, o
     from megatron_backend.models.export import export_hf
 
     trained = trainer(layout, name)
-    load_model_weights(trained.chunks[0].module, checkpoint)
+    load_model_weights(models(trained), checkpoint)
     export_hf([trained.chunks[0].module], ModelConfig.from_hf(CONFIGS[name]), layout, out)
     return float(trained.evaluate_loss(batch(3), Normalizer.of(batch(3))).loss)
 
@@ -163,9 +168,9 @@ def draws(rank: int, layout: Layout, folder: Path) -> list[list[float]]:
     take_steps(trained, 0, 1)
     torch.manual_seed(100 + rank)
     draw()
-    save_state(folder, trained.chunks[0].module, trained.optimizer)
+    save_state(folder, models(trained), trained.optimizer)
     after = draw()
     draw()
-    load_state(folder, trained.chunks[0].module, trained.optimizer, same_layout=True)
+    load_state(folder, models(trained), trained.optimizer, same_layout=True)
     again = draw()
     return [after, again]

@@ -11,15 +11,25 @@ import pytest
 
 from megatron_backend.checkpoint import manifest as manifests
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt
-from megatron_backend.checkpoint.publish import CheckpointStore, step_name
+from megatron_backend.checkpoint.manifest import (
+    CorruptCheckpoint,
+    FileEntry,
+    ForeignCheckpoint,
+    UnsupportedCheckpoint,
+)
+from megatron_backend.checkpoint.publish import CheckpointStore, Owner, step_name
+from megatron_backend.checkpoint.retention import Retention
+from service.spec import BestSpec
+from service.spec.layout import Layout
 
-LAYOUT = {"tp": 2, "pp": 1, "dp": 1}
+LAYOUT = Layout(tp=2)
+OWNER = Owner(job="job-1", model=manifests.model_digest({"hidden_size": 8}))
 
 
-def open_store(job_dir: Path, attempt: int = 1) -> CheckpointStore:
+def open_store(job_dir: Path, attempt: int = 1, owner: Owner = OWNER) -> CheckpointStore:
     fence = Fence(job_dir, attempt)
     fence.take()
-    store = CheckpointStore(job_dir, fence)
+    store = CheckpointStore(job_dir, fence, owner)
     store.open()
     return store
 
@@ -31,10 +41,25 @@ def fill(folder: Path, text: str) -> None:
     (folder / "loop_state.json").write_text(json.dumps({"text": text}))
 
 
-def publish(store: CheckpointStore, step: int, *, text: str = "", keep_last: int = 2) -> None:
+def publish(
+    store: CheckpointStore,
+    step: int,
+    *,
+    text: str = "",
+    keep_last: int = 2,
+    retention: Retention | None = None,
+    score: float | None = None,
+) -> None:
     staged = store.stage(step)
     fill(staged, text or f"step {step}")
-    store.publish(staged, step=step, layout=LAYOUT, keep_last=keep_last)
+    store.publish(
+        staged,
+        step=step,
+        layout=LAYOUT,
+        files={},
+        retention=retention or Retention(last=keep_last),
+        score=score,
+    )
 
 
 def no_warning(message: str) -> None:
@@ -96,7 +121,7 @@ def test_stale_attempt_publishes_nothing(tmp_path: Path) -> None:
     assert not staged.exists()
     fill(staged_again, "late")
     with pytest.raises(StaleAttempt, match="attempt 2"):
-        old.publish(staged_again, step=20, layout=LAYOUT, keep_last=1)
+        old.publish(staged_again, step=20, layout=LAYOUT, files={}, retention=Retention())
     assert new.steps() == [10]
     with pytest.raises(StaleAttempt):
         Fence(tmp_path, 1).take()
@@ -141,7 +166,7 @@ def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, damage: str
         case "remove":
             shard.unlink()
         case "manifest":
-            (shard.parents[1] / manifests.NAME).write_text('{"format": 1}')
+            (shard.parents[1] / manifests.NAME).write_text('{"format": 2}')
     store = open_store(tmp_path, attempt=2)
     warnings: list[str] = []
     newest = store.newest(warnings.append)
@@ -179,6 +204,87 @@ def test_unreadable_storage_condemns_nothing(
         store.newest(no_warning)
     monkeypatch.undo()
     assert store.newest(no_warning) is not None
+
+
+def test_a_damaged_one_stays_as_evidence(tmp_path: Path) -> None:
+    for attempt in range(1, 5):
+        store = open_store(tmp_path, attempt)
+        publish(store, 10 * attempt)
+        (tmp_path / "checkpoints" / step_name(10 * attempt) / "loop_state.json").unlink()
+        assert store.newest([].append) is None
+    store = open_store(tmp_path, 5)
+    publish(store, 50)
+    kept = [path.name for path in (tmp_path / "checkpoints").glob(".corrupt-*")]
+    assert sorted(name.split("-")[2] for name in kept) == ["00000030", "00000040"]
+
+
+@pytest.mark.parametrize("change", [{"format": 3}, {"format": 1}, {"colour": "red"}])
+def test_a_checkpoint_of_another_release_is_refused_and_keeps_its_name(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    store = open_store(tmp_path)
+    publish(store, 10)
+    publish(store, 20)
+    path = tmp_path / "checkpoints" / step_name(20) / manifests.NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    before = sorted(os.listdir(tmp_path / "checkpoints"))
+    with pytest.raises(
+        UnsupportedCheckpoint, match=r"step-00000020 was written by another release"
+    ):
+        open_store(tmp_path, 2).newest(no_warning)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == before
+    # One that is not the newest is not ours to delete either.
+    store = open_store(tmp_path, 3)
+    for step in (30, 40, 50):
+        publish(store, step, keep_last=1)
+    assert store.steps() == [20, 50]
+
+
+@pytest.mark.parametrize(
+    ("owner", "message"),
+    [
+        (Owner(job="job-2", model=OWNER.model), "is of the job job-1, and this is job-2"),
+        (Owner(job="job-1", model="another"), "is of another model"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused_and_keeps_its_name(
+    tmp_path: Path, owner: Owner, message: str
+) -> None:
+    publish(open_store(tmp_path), 10)
+    store = open_store(tmp_path, 2, owner)
+    with pytest.raises(ForeignCheckpoint, match=message):
+        store.newest(no_warning)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["latest", "step-00000010"]
+    if owner.model == OWNER.model:  # what `resume` names is of another job, and known to be
+        manifest = store.verify(tmp_path / "checkpoints" / step_name(10), job="job-1")
+        assert manifest.step == 10
+
+
+def test_files_of_the_ranks_are_compared_with_what_they_said(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    name = "state/__0_0.distcp"
+    for entry in (FileEntry(size=1, sha256="0" * 64), None):
+        staged = store.stage(10)
+        fill(staged, "x")
+        files = {name: entry} if entry else {"state/__7_0.distcp": FileEntry(size=1, sha256="")}
+        with pytest.raises(CorruptCheckpoint, match="has .* bytes" if entry else "lacks"):
+            store.publish(staged, step=10, layout=LAYOUT, files=files, retention=Retention())
+    assert store.steps() == []
+
+
+def test_d16_the_best_is_remembered_over_a_resume(tmp_path: Path) -> None:
+    retention = Retention(last=1, best=BestSpec(metric="accuracy"))
+    publish(open_store(tmp_path), 10, retention=retention, score=0.8)
+    store = open_store(tmp_path, attempt=2)
+    publish(store, 20, retention=retention, score=0.5)
+    assert store.steps() == [10, 20]  # the best, and the newest to resume from
+    publish(store, 30, retention=retention, score=0.8)
+    assert store.steps() == [30]  # of equal ones the newest
+    publish(store, 40, retention=retention)
+    assert store.steps() == [30, 40]  # one without the number is never the best
+    newest = open_store(tmp_path, attempt=3).newest(no_warning)
+    assert newest is not None
+    assert newest.manifest.step == 40
 
 
 # Each system call that changes the disk is a place to be killed at. The child below counts them

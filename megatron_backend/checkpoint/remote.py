@@ -1,0 +1,180 @@
+"""A job's checkpoints in a storage beside its folder (`checkpoint.storage`).
+
+The folder stays the place where a checkpoint is published and loaded; the storage holds copies of
+what was published, so that a job whose folder is empty (another machine, a lost disk) goes on from
+there. Whether an attempt may write is decided by the fence in the folder, which all attempts share.
+
+Copying is done by a process of its own (`megatron_backend.checkpoint.transfer`), which takes no
+time from training and cannot hang the driver. That process alone gets the storage's credentials:
+they are taken out of the driver's environment before ranks, Ray or a user's environment start.
+
+Free of torch.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Self
+
+from megatron_backend.checkpoint.durable import fsync_tree
+from megatron_backend.checkpoint.manifest import CorruptCheckpoint
+from megatron_backend.checkpoint.publish import CheckpointStore, Published, step_name
+from megatron_backend.checkpoint.retention import Retention
+
+
+class RemoteCheckpoints:
+    """The copies of one job's checkpoints.
+
+    Args:
+        url: `s3://BUCKET/PREFIX/JOB`.
+        job_dir: has the fence.
+        attempt: this one.
+        retention: which copies stay.
+        environment: of the processes that copy.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        job_dir: Path,
+        attempt: int,
+        retention: Retention,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.url = url
+        self._job_dir, self._attempt, self._retention = job_dir, attempt, retention
+        self._environment = environment
+
+    @staticmethod
+    def take_credentials(environment: MutableMapping[str, str]) -> dict[str, str]:
+        """Takes the storage's settings out of an environment; a copy that still has them."""
+        whole = dict(environment)
+        for name in whole:
+            if name.startswith("AWS_"):
+                del environment[name]
+        return whole
+
+    def upload(self, published: Published) -> "Upload":
+        """Starts to copy a checkpoint, and then deletes the copies that need not stay."""
+        best = self._retention.best
+        return Upload(
+            {
+                "do": "upload",
+                "url": self.url,
+                "folder": str(published.path),
+                "job_dir": str(self._job_dir),
+                "attempt": self._attempt,
+                "last": self._retention.last,
+                "every": self._retention.every,
+                "best": None if best is None else best.model_dump(mode="json"),
+            },
+            self._environment,
+        )
+
+    def fetch_newest(self, store: CheckpointStore, warn: Callable[[str], None]) -> Published | None:
+        """Publishes the newest copy in the job's folder; None where the storage has none.
+
+        One that does not verify stays where it is; `warn` is told, and the one before it is used.
+
+        Raises:
+            StaleAttempt: a newer attempt has taken over.
+            RefusedCheckpoint: the newest is of another release, job or model.
+            OSError: the storage cannot be read.
+        """
+        for step in reversed(self._ask({"do": "list"})["steps"]):
+            staged = store.stage(step)
+            try:
+                self._ask({"do": "download", "step": step, "folder": str(staged)})
+                manifest = store.verify(staged)
+                fsync_tree(staged)
+                return store.admit(staged, manifest, self._retention)
+            except CorruptCheckpoint as error:
+                warn(f"the copy {self.url}/{step_name(step)} is damaged: {error}")
+            finally:
+                store.discard(staged)  # what was published has another name by now
+        return None
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        return _Transfer({**request, "url": self.url}, self._environment).answer()
+
+
+class _Transfer:
+    """A process that copies."""
+
+    def __init__(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self.request, self.environment = request, environment
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "megatron_backend.checkpoint.transfer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode())
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died already; `answer` says so
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def answer(self) -> dict[str, Any]:
+        """Waits for the end.
+
+        Raises:
+            OSError: the storage refused, or the process was killed.
+        """
+        assert self._process.stdout is not None
+        with self._process.stdout as stdout:
+            text = stdout.read()
+        code = self._process.wait()
+        if code != 0:
+            raise OSError(f"the process that copies to the storage ended with code {code}")
+        answer: dict[str, Any] = json.loads(text)
+        if "error" in answer:
+            raise OSError(f"{self.request['url']}: {answer['error']}")
+        return answer
+
+
+class Upload:
+    """A checkpoint on its way to the storage."""
+
+    def __init__(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self._transfer = _Transfer(request, environment)
+
+    def finished(self, *, wait: bool) -> bool:
+        """Whether it is there.
+
+        Raises:
+            OSError: the storage refused, or the process was killed.
+        """
+        if not wait and self._transfer.running:
+            return False
+        self._transfer.answer()
+        return True
+
+    def again(self) -> Self:
+        """Starts anew, after a failure."""
+        return type(self)(self._transfer.request, self._transfer.environment)
+
+
+def open_remote(
+    storage: str | None, *, job_id: str, job_dir: Path, attempt: int, retention: Retention
+) -> RemoteCheckpoints | None:
+    """The copies in a job's storage, where it has one."""
+    environment = RemoteCheckpoints.take_credentials(os.environ)
+    if storage is None:
+        return None
+    return RemoteCheckpoints(
+        f"{storage.rstrip('/')}/{job_id}",
+        job_dir=job_dir,
+        attempt=attempt,
+        retention=retention,
+        environment=environment,
+    )

@@ -1,0 +1,126 @@
+"""The process that copies checkpoints to and from a job's storage; see `remote`. Free of torch.
+
+    python -m megatron_backend.checkpoint.transfer < REQUEST
+
+REQUEST is JSON: {"do": "list" | "upload" | "download", "url": ..., ...}. The answer on stdout is
+JSON too, what was asked for or {"error": message}. Where the storage is and who may use it comes
+from the environment, as botocore reads it (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...).
+
+A checkpoint in the storage is a prefix `step-XXXXXXXX/`, whole once its manifest is there: that is
+uploaded last, and deleted first.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]
+
+from megatron_backend.checkpoint import manifest as manifests
+from megatron_backend.checkpoint.manifest import CorruptCheckpoint, Manifest, RefusedCheckpoint
+from megatron_backend.checkpoint.retention import Retention
+from service.spec import BestSpec
+from service.spec.fence import read_fence
+
+_STEP = re.compile(r"step-(\d{8,9})")
+
+
+class Storage:
+    """The checkpoints of one job in its storage.
+
+    Args:
+        url: `s3://BUCKET/PREFIX/JOB`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._files, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+
+    def steps(self) -> list[int]:
+        """Steps that have a manifest, rising."""
+        manifests_there = self._files.glob(f"{self._root}/step-*/{manifests.NAME}")
+        names = (_STEP.fullmatch(path.split("/")[-2]) for path in manifests_there)
+        return sorted(int(name[1]) for name in names if name)
+
+    def upload(self, folder: Path) -> None:
+        """Copies a published checkpoint, the manifest last."""
+        target = f"{self._root}/{folder.name}"
+        if self._files.exists(f"{target}/{manifests.NAME}"):  # the step is saved again
+            self._delete(folder.name)
+        names = manifests.file_names(folder)
+        self._files.put(
+            [str(folder / name) for name in names], [f"{target}/{name}" for name in names]
+        )
+        self._files.put_file(str(folder / manifests.NAME), f"{target}/{manifests.NAME}")
+
+    def download(self, step: int, folder: Path) -> None:
+        """Copies a checkpoint into an empty folder, the manifest last."""
+        source = f"{self._root}/{_name(step)}"
+        found = [path.removeprefix(f"{source}/") for path in self._files.find(source)]
+        for name in sorted(found, key=lambda name: name == manifests.NAME):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self._files.get_file(f"{source}/{name}", str(folder / name))
+
+    def retire(self, retention: Retention) -> None:
+        """Deletes the checkpoints that need not stay."""
+        scores = {step: self._score(step) for step in self.steps()}
+        for step in sorted(scores.keys() - retention.kept(scores)):
+            self._delete(_name(step))
+
+    def _score(self, step: int) -> float | None:
+        text = self._files.cat_file(f"{self._root}/{_name(step)}/{manifests.NAME}").decode()
+        try:
+            return Manifest.from_json(text).score
+        except (CorruptCheckpoint, RefusedCheckpoint):
+            return None
+
+    def _delete(self, name: str) -> None:
+        self._files.rm_file(f"{self._root}/{name}/{manifests.NAME}")
+        self._files.rm(f"{self._root}/{name}", recursive=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    storage = Storage(request["url"])
+    match request["do"]:
+        case "list":
+            return {"steps": storage.steps()}
+        case "download":
+            storage.download(request["step"], Path(request["folder"]))
+            return {}
+        case "upload":
+            newest = read_fence(Path(request["job_dir"]))
+            if newest > request["attempt"]:
+                raise PermissionError(f"attempt {newest} of this job has taken over")
+            best = request["best"]
+            storage.upload(Path(request["folder"]))
+            storage.retire(
+                Retention(
+                    last=request["last"],
+                    every=request["every"],
+                    best=None if best is None else BestSpec.model_validate(best),
+                )
+            )
+            return {}
+        case unknown:
+            raise ValueError(f"nothing is known about {unknown!r}")
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    try:
+        answer = _answer(request)
+    except Exception as error:  # whatever a driver of a storage raises: it goes to the caller
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    json.dump(answer, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # threads of the storage's driver are not waited for
+
+
+if __name__ == "__main__":
+    main()
