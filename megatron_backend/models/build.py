@@ -18,6 +18,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_backend.models.config import ModelConfig
+from megatron_backend.models.gemma import adapt_model
 from megatron_backend.models.layer_spec import block_spec
 from megatron_backend.models.rope import inverse_frequencies
 from megatron_backend.models.vocabulary import padded_vocab_size
@@ -87,6 +88,7 @@ def build_model(
         )
         frequencies = inverse_frequencies(config.rope, config.head_dim)
         model.rotary_pos_emb.inv_freq = frequencies.to(device())
+        adapt_model(model, config)
         chunks.append(model.to(device=device(), dtype=dtype))
     return chunks
 
@@ -166,6 +168,8 @@ def _parallel(config: ModelConfig, layout: Layout) -> dict[str, Any]:
         "pipeline_model_parallel_layout": _stages(config, layout),
         # Micro-batches have lengths of their own; stages tell each other before they send.
         "variable_seq_lengths": layout.pp > 1,
+        # The only way to the experts that allows for it, asked for without experts too.
+        "moe_token_dispatcher_type": "alltoall",
     }
 
 
@@ -193,7 +197,6 @@ def _experts(config: ModelConfig, *, grouped: bool) -> dict[str, Any]:
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "aux_loss" if moe.aux_loss_coef else "none",
         "moe_aux_loss_coeff": moe.aux_loss_coef,
-        "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": grouped,
     }
 

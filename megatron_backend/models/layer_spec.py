@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from megatron_backend.models.attention import RotaryAttention, SdpaAttention
 from megatron_backend.models.config import ModelConfig
+from megatron_backend.models.gemma import adapt_layer, check_cuda
 from megatron_backend.models.norm import RmsNorm
 from megatron_backend.models.router import TokenWeightedRouter
 
@@ -27,23 +28,26 @@ def block_spec(config: ModelConfig, num_layers: int) -> ModuleSpec | Transformer
 
     Raises:
         RuntimeError: CUDA is present, and Transformer Engine is not.
+        NotImplementedError: CUDA is present, and Transformer Engine cannot compute the model.
     """
     if not torch.cuda.is_available():
-        return TransformerBlockSubmodules(
-            layer_specs=[_cpu_layer_spec(config)] * num_layers, layer_norm=RmsNorm
-        )
+        spec = adapt_layer(_cpu_layer_spec(config), config, cuda=False)
+        return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RmsNorm)
     from megatron.core.extensions.transformer_engine import HAVE_TE
 
     if not HAVE_TE:
         raise RuntimeError(
             "training on CUDA needs Transformer Engine: pip install transformer-engine[pytorch]"
         )
+    check_cuda(config)
     spec = get_gpt_layer_with_transformer_engine_spec(
         qk_layernorm=config.qk_norm,
         num_experts=config.moe.num_experts if config.moe else None,
         moe_grouped_gemm=config.moe is not None,
     )
-    return _with_our_router(spec) if config.moe is not None else spec
+    if config.moe is not None:
+        _with_our_router(spec)
+    return adapt_layer(spec, config, cuda=True)
 
 
 def _cpu_layer_spec(config: ModelConfig) -> ModuleSpec:
