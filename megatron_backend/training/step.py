@@ -216,6 +216,7 @@ class Trainer:
             finish,
             vocab_size=self._config.vocab_size,
             temperature=self._temperature,
+            softcap=self._config.final_softcap,
             backward=backward,
         )
 
