@@ -8,7 +8,7 @@ killed and resumed takes the same steps as one that is not.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,13 @@ from algorithms.data.dataset import Dataset
 from algorithms.data.source import validation_loss
 from algorithms.errors import JobFailure
 from algorithms.evaluate import Evaluator
+from algorithms.faults import StepGuard, StepRefused, describe
 from algorithms.phases import PhaseClock
 from algorithms.protocols import Recorder, StepResult, Workers
 from algorithms.samples import Samples, Source
 from algorithms.schedule import learning_rate
 from algorithms.setup import open_parts
-from service.spec import JobContext, Reason
+from service.spec import JobContext
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -34,30 +35,30 @@ PROGRESS_SECONDS = 1.0
 """Progress within a step is recorded at most this often; each step's end always is."""
 
 
-def run(
+def open_loop(
     context: JobContext,
     workers: Workers,
     tokenizer: "PreTrainedTokenizerFast",
     recorder: Recorder,
-) -> int:
-    """Trains a job from its last checkpoint, or from the start, to its end.
+    *,
+    stop: Callable[[], JobFailure | None] = lambda: None,
+) -> "Loop":
+    """Opens what a job trains on; `Loop.run` then trains it.
 
     Args:
         context: the job.
-        workers: the model. `workers.generator` may be None for offline training without episodes
-            to evaluate.
+        workers: the model; none of it is asked for anything yet. `workers.generator` may be None
+            for offline training without episodes to evaluate.
         tokenizer: a fast tokenizer with a chat template.
         recorder: takes `progress`, `metrics`, `evaluation`, `sample` and `warning` events;
             `checkpoint` events are the `Checkpoints` implementation's to record.
-
-    Returns:
-        The step that the job ended at.
+        stop: asked after each step; where it has an answer, the loop saves and raises it.
 
     Raises:
-        JobFailure: the job cannot go on, with the reason.
+        JobFailure: what the job names cannot be used.
     """
     parts = open_parts(context, workers, tokenizer, recorder)
-    loop = Loop(
+    return Loop(
         context=context,
         workers=workers,
         recorder=recorder,
@@ -66,13 +67,31 @@ def run(
         evaluator=parts.evaluator,
         validation=parts.validation,
         padding_id=parts.padding_id,
+        stop=stop,
     )
-    return loop.run()
+
+
+def run(
+    context: JobContext,
+    workers: Workers,
+    tokenizer: "PreTrainedTokenizerFast",
+    recorder: Recorder,
+) -> int:
+    """Opens and runs a loop; the step that the job ended at.
+
+    Raises:
+        JobFailure: the job cannot go on, with the reason.
+    """
+    return open_loop(context, workers, tokenizer, recorder).run()
 
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """One job's loop. `step` is the last step that was taken."""
+    """One job's loop. `step` is the last step that was taken or left out.
+
+    `run` may be called again after it raised: it goes on from the newest checkpoint, or from the
+    start where there is none, and then needs workers that are as they were at the start.
+    """
 
     context: JobContext
     workers: Workers
@@ -82,13 +101,24 @@ class Loop:
     evaluator: Evaluator | None
     validation: Dataset | None
     padding_id: int
+    stop: Callable[[], JobFailure | None] = lambda: None
     step: int = 0
+    guard: StepGuard = field(init=False)
+    _start: Mapping[str, Any] = field(init=False)
     _synced: int | None = None
     _evaluations: list[Mapping[str, Any]] = field(default_factory=list)
     _progress_at: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.guard = StepGuard(self.context.spec.faults)
+        self._start = self.source.state()
+
     def run(self) -> int:
-        """Every step that is left; see `run` above."""
+        """Every step that is left; the step that the job ended at.
+
+        Raises:
+            JobFailure: the job cannot go on, with the reason.
+        """
         try:
             self._run()
         except JobFailure:
@@ -109,16 +139,22 @@ class Loop:
             last = self.step == total
             if last or _due(self.step, spec.evaluation.every_steps):
                 self._evaluate()
-            if last or _due(self.step, spec.checkpoint.every_steps):
+            failure = None if last else self.stop()
+            if last or failure or _due(self.step, spec.checkpoint.every_steps):
                 self._save(required=last)
+            if failure is not None:
+                raise failure
         self.workers.checkpoints.drain()
 
     def _train_step(self, step: int) -> None:
         """One step of the job: samples, their log-probs and advantages, updates, sync."""
-        algorithm, train = self.algorithm, self.workers.train
+        algorithm = self.algorithm
         self._evaluations.clear()
         clock = PhaseClock(on_enter=lambda phase: self._enter(step - 1, phase))
         samples = self.source.draw(step, clock)
+        if step in self.guard.left_out:
+            self._leave_out(samples, step)
+            return
         batch = samples.batch
         if algorithm.needs_old_log_probs or algorithm.needs_reference:
             with clock("logprobs"):
@@ -128,17 +164,76 @@ class Loop:
                 batch = with_advantages(batch, algorithm.advantages(samples.rewards))
         normalizer = Normalizer.of(batch)
         rate = learning_rate(self.context.spec.optimizer, step, self.source.total_steps)
-        results = []
-        with clock("update"):
-            for _ in range(algorithm.updates_per_rollout):
-                result = train.train_step(batch, normalizer, learning_rate=rate)
-                refuse_non_finite(result, step)
-                results.append(result)
+        try:
+            with clock("update"):
+                results = [
+                    self._update(batch, normalizer, step, rate)
+                    for _ in range(algorithm.updates_per_rollout)
+                ]
+        except StepRefused as refused:
+            self._refuse(refused, samples)
+            return
         self.step = step
         if self.source.online:
             with clock("sync"):
                 self._sync()
         self._record_step(samples, batch, results, rate, clock)
+
+    def _update(self, batch: Batch, normalizer: Normalizer, step: int, rate: float) -> StepResult:
+        """One update, tried a second time where the first goes wrong; see `algorithms.faults`.
+
+        Raises:
+            StepRefused: both went wrong; nothing was changed.
+        """
+        results = []
+        for _ in range(2):
+            result = self.workers.train.train_step(
+                batch, normalizer, learning_rate=rate, norm_limit=self.guard.norm_limit
+            )
+            results.append(result)
+            fault = self.guard.fault(result)
+            if fault is None:
+                break
+        first, last = results[0], results[-1]
+        if fault is not None:
+            raise StepRefused(step, fault, first, last)
+        if first is not last and (passing := self.guard.fault(first)) is not None:
+            message = (
+                f"step {step}: {describe(passing, first)}; a second run of the same step was well "
+                f"({last.loss:g}, {last.gradient_norm:g}) and counts. That is a passing fault of "
+                "the hardware, or a race"
+            )
+            self.recorder.record("warning", {"message": message, "transient": True}, step=step)
+        self.guard.took(last)
+        return last
+
+    def _refuse(self, refused: StepRefused, samples: Samples) -> None:
+        """Leaves a step out, now or after going back to the last checkpoint.
+
+        Raises:
+            JobFailure: NAN_LOSS; the job is to stop.
+        """
+        policy = self.guard.policy(refused)
+        left_out = set(self.guard.left_out)
+        if policy == "rewind" and self._resume():
+            action = f"the job goes back to step {self.step} and leaves this one out"
+            self.guard.left_out |= left_out
+        else:
+            action = "it is left out"
+            self._leave_out(samples, refused.step)
+        self.recorder.record(
+            "warning",
+            {"message": f"{refused}; {action}", "transient": False, "policy": policy},
+            step=refused.step,
+        )
+
+    def _leave_out(self, samples: Samples, step: int) -> None:
+        """The step passes without an update."""
+        self.step = step
+        if self.source.online:
+            self._sync()
+        self.recorder.record("metrics", {**samples.metrics, "left_out": 1}, step=step)
+        self._progress(step, "done", always=True)
 
     def _with_log_probs(self, batch: Batch) -> Batch:
         """Adds the log-probs that the algorithm asks for, all of before the first update."""
@@ -168,9 +263,28 @@ class Loop:
             "tokens": int(batch.loss_mask.sum()),
             "samples": int((batch.loss_mask.sum(dim=1) > 0).sum()),
             **clock.seconds(),
+            **self._copies(),
         }
         self.recorder.record("metrics", metrics, step=self.step)
         self._progress(self.step, "done", always=True)
+
+    def _copies(self) -> dict[str, float]:
+        """Whether tied weights that are kept twice are still the same, at steps that are saved.
+
+        A checkpoint holds one of them, so a run that is resumed would be another one.
+        """
+        if not _due(self.step, self.context.spec.checkpoint.every_steps):
+            return {}
+        difference = self.workers.train.tied_difference()
+        if difference is None:
+            return {}
+        if difference:
+            message = (
+                f"step {self.step}: the copies of the tied embedding on the first and the last "
+                f"stage differ by up to {difference:g}; a fault of the hardware, or a bug of ours"
+            )
+            self.recorder.record("warning", {"message": message}, step=self.step)
+        return {"tied_difference": difference}
 
     def _evaluate(self) -> None:
         if self.validation is not None:
@@ -197,15 +311,24 @@ class Loop:
         self.recorder.record("evaluation", data, step=self.step)
         self._evaluations.append(data)
 
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
+        """Goes on from the newest checkpoint; False where there is none, and so from the start."""
         state = self.workers.checkpoints.load_latest()
-        if state is not None:
-            self.step = int(state["step"])
-            self.source.restore(state["source"])
+        self.recorder.replay()
+        self._synced = None
+        self._evaluations.clear()
+        self.step = 0 if state is None else int(state["step"])
+        self.source.restore(self._start if state is None else state["source"])
+        self.guard.restore(None if state is None else state.get("faults"))
+        return state is not None
 
     def _save(self, *, required: bool) -> None:
         self._progress(self.step, "checkpoint", always=True)
-        state = {"step": self.step, "source": self.source.state()}
+        state = {
+            "step": self.step,
+            "source": self.source.state(),
+            "faults": self.guard.state(),
+        }
         self.workers.checkpoints.save(
             self.step, state, evaluations=tuple(self._evaluations), required=required
         )
@@ -249,17 +372,6 @@ def mean_metrics(results: Sequence[StepResult]) -> dict[str, float]:
     names = sorted({name for row in rows for name in row})
     values = {name: [row[name] for row in rows if name in row] for name in names}
     return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
-
-
-def refuse_non_finite(result: StepResult, step: int) -> None:
-    """Raises JobFailure(NAN_LOSS) where the update was not taken."""
-    if not result.finite:
-        raise JobFailure(
-            Reason.NAN_LOSS,
-            f"step {step}: the loss is {result.loss} and the gradient norm {result.gradient_norm}; "
-            "the update was not taken. Lower `optimizer.learning_rate`, or look at this step's "
-            "data. The last checkpoint holds the weights before it",
-        )
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -4,6 +4,7 @@ The driver is one thread of plain Python that holds whole batches; behind these 
 split over data-parallel ranks and micro-batches, and results come back whole and in order.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -29,7 +30,8 @@ class StepResult:
         loss: the step's loss, whole.
         gradient_norm: global L2 norm before clipping.
         metrics: the algorithm's own, over the whole batch (means of `LossOutput.sums`).
-        finite: False where loss or gradient norm is NaN or infinite; the step was then not taken.
+        finite: False where loss or gradient norm is NaN or infinite; the step was then not taken,
+            nor is one whose norm is above the `norm_limit` that it was tried under.
     """
 
     loss: float
@@ -42,9 +44,18 @@ class TrainEngine(Protocol):
     """The model that is trained, with its optimizer."""
 
     def train_step(
-        self, batch: Batch, normalizer: Normalizer, *, learning_rate: float
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
     ) -> StepResult:
-        """Forward, the algorithm's loss, backward, clip and one optimizer step."""
+        """Forward, the algorithm's loss, backward, clip and one optimizer step.
+
+        The step is not taken, and nothing changes, where the loss or the gradient norm is not
+        finite or the norm is above `norm_limit`.
+        """
         ...
 
     def log_probs(
@@ -59,6 +70,13 @@ class TrainEngine(Protocol):
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepResult:
         """The algorithm's loss without gradient; `gradient_norm` is 0."""
+        ...
+
+    def tied_difference(self) -> float | None:
+        """Largest difference between the copies of a tied embedding on two pipeline stages.
+
+        None where the model is not tied, or one stage holds both ends of it.
+        """
         ...
 
 
@@ -170,6 +188,13 @@ class Recorder(Protocol):
         """Appends one event to the attempt's record, and returns without waiting for the service.
 
         What is recorded before a checkpoint's save is on disk when the checkpoint is published.
+        """
+        ...
+
+    def replay(self) -> None:
+        """Says that steps of which there are events already may be taken again.
+
+        They are in the record then, and `record` takes none of them a second time.
         """
         ...
 

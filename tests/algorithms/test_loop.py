@@ -1,6 +1,8 @@
 """The loop on a real small model: SFT on rows, GRPO on episodes, and what a resume changes."""
 
 import json
+import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,15 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from algorithms.algorithm import load_algorithm
+from algorithms.batch import Batch, Normalizer
 from algorithms.data.chat import ChatFormat
 from algorithms.errors import JobFailure
-from algorithms.loop import Loop, run
+from algorithms.loop import Loop, open_loop, run
 from algorithms.protocols import StepResult, Workers
 from algorithms.rollout.collector import Collector
 from algorithms.rollout.questions import Questions
 from algorithms.rollout.source import EpisodeSource
-from service.spec import JobContext, JobSpec, Reason, ResolvedModel, algorithm_specs
+from service.spec import FaultSpec, JobContext, JobSpec, Reason, ResolvedModel, algorithm_specs
 from tests.algorithms.letters import Letters, LettersConfig
 from tests.algorithms.tiny_policy import EventList, FolderCheckpoints, TinyPolicy, tiny_model
 
@@ -28,17 +31,29 @@ class Killed(Exception):
 
 
 class DyingPolicy(TinyPolicy):
-    """Is killed in the middle of its update number `dies_at`, or never."""
+    """Is killed in the middle of its update number `dies_at`, or never; updates of the numbers in
+    `breaks_at` are not taken, and those in `skips` train nothing."""
 
     dies_at: int | None = None
-    breaks_at: int | None = None
+    breaks_at: Collection[int] = ()
+    spikes = False
+    skips: Collection[int] = ()
 
-    def train_step(self, *args: Any, **kwargs: Any) -> StepResult:
-        result = super().train_step(*args, **kwargs)
+    def train_step(self, batch: Batch, normalizer: Normalizer, **kwargs: Any) -> StepResult:
+        number = len(self.rates) + 1
+        if number in self.breaks_at or number in self.skips:
+            self.rates.append(kwargs["learning_rate"])
+            norm = 1e9 if self.spikes else float("nan")
+            norm = 1.0 if number in self.skips else norm
+            return StepResult(
+                loss=1.0 if math.isfinite(norm) else norm,
+                gradient_norm=norm,
+                metrics={},
+                finite=math.isfinite(norm),
+            )
+        result = super().train_step(batch, normalizer, **kwargs)
         if len(self.rates) == self.dies_at:
             raise Killed
-        if len(self.rates) == self.breaks_at:
-            return StepResult(loss=float("nan"), gradient_norm=1.0, metrics={}, finite=False)
         return result
 
 
@@ -194,11 +209,118 @@ def test_a_loss_that_is_not_a_number_ends_the_job(
 ) -> None:
     context = _sft(tmp_path, steps=3)
     policy, recorder = _policy(context, chatml), EventList()
-    policy.breaks_at = 2
-    with pytest.raises(JobFailure, match="step 2: the loss is nan") as caught:
+    policy.breaks_at = {2, 3}  # the second step, and its second run
+    with pytest.raises(JobFailure, match=r"step 2: the loss is nan .* no passing fault") as caught:
         run(context, _workers(policy, tmp_path / "c"), chatml, recorder)
     assert caught.value.reason is Reason.NAN_LOSS
     assert len(recorder.of("metrics")) == 1
+
+
+def _with_faults(context: JobContext, **faults: Any) -> JobContext:
+    spec = context.spec.model_copy(update={"faults": FaultSpec.model_validate(faults)})
+    return context.model_copy(update={"spec": spec})
+
+
+def test_a_passing_fault_is_told_and_changes_nothing(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _sft(tmp_path, steps=4)
+    whole, calm = _policy(context, chatml), EventList()
+    run(context, _workers(whole, tmp_path / "whole"), chatml, calm)
+    policy, recorder = _policy(context, chatml), EventList()
+    policy.breaks_at = {2}
+    run(context, _workers(policy, tmp_path / "c"), chatml, recorder)
+    (warning,) = recorder.of("warning")
+    assert warning["transient"] is True
+    assert "step 2: the loss is nan" in warning["message"]
+    assert _same_weights(whole, policy)
+    assert _timeless(recorder.of("metrics")) == _timeless(calm.of("metrics"))
+
+
+@pytest.mark.parametrize("field", ["on_nan", "on_spike"])
+@pytest.mark.parametrize("policy", ["skip", "rewind"])
+def test_a_step_that_goes_wrong_is_left_out(
+    policy: str, field: str, tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    """The weights are those of a job whose batch of that step trains nothing."""
+    plan = {field: policy, "spike_window": 2}
+    context = _with_faults(_sft(tmp_path, steps=6), **plan)
+    sick, recorder = _policy(context, chatml), EventList()
+    sick.spikes = field == "on_spike"
+    sick.breaks_at = {5, 6}  # step 5, twice; the last checkpoint is of step 3
+    run(context, _workers(sick, tmp_path / "c"), chatml, recorder)
+    (warning,) = recorder.of("warning")
+    assert (warning["transient"], warning["policy"]) == (False, policy)
+    assert ("goes back to step 3" in warning["message"]) == (policy == "rewind")
+
+    healthy = _policy(context, chatml)
+    healthy.skips = {5}
+    run(context, _workers(healthy, tmp_path / "healthy"), chatml, EventList())
+    assert _same_weights(sick, healthy)
+    steps = [step for kind, step, _ in recorder.events if kind == "metrics"]
+    again = [4] if policy == "rewind" else []  # a recorder of a job leaves it out
+    assert steps == [1, 2, 3, 4, *again, 5, 6]
+    assert [m["data_start"] for m in recorder.of("metrics")[-2:]] == [16, 20]
+    assert [m.get("left_out") for m in recorder.of("metrics")[-2:]] == [1, None]
+
+
+def test_a_rewind_without_a_checkpoint_leaves_the_step_out(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _with_faults(_sft(tmp_path, steps=3), on_nan="rewind")
+    policy, recorder = _policy(context, chatml), EventList()
+    policy.breaks_at = {2, 3}
+    assert run(context, _workers(policy, tmp_path / "c"), chatml, recorder) == 3
+    assert "it is left out" in recorder.of("warning")[0]["message"]
+    assert [m.get("left_out") for m in recorder.of("metrics")] == [None, 1, None]
+
+
+def test_a_loop_that_lost_its_workers_goes_on_from_the_checkpoint(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    """As after ranks were started anew: the same loop, and a model as it was at the start."""
+    context = _sft(tmp_path, steps=8)
+    whole, calm = _policy(context, chatml), EventList()
+    run(context, _workers(whole, tmp_path / "whole", generator=False), chatml, calm)
+    policy, recorder = _policy(context, chatml), EventList()
+    loop = open_loop(context, _workers(policy, tmp_path / "c", generator=False), chatml, recorder)
+    for dies_at, saved in ((2, 0), (6, 3)):  # before the first checkpoint, and after it
+        policy.dies_at, policy.rates = dies_at, []
+        with pytest.raises(Killed):
+            loop.run()
+        policy.model.load_state_dict(tiny_model(len(chatml)).state_dict())
+        policy.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
+        assert sorted((tmp_path / "c").glob("*.json"))[-1:] == (
+            [tmp_path / "c" / f"{saved:08d}.json"] if saved else []
+        )
+    policy.dies_at = None
+    assert loop.run() == 8
+    assert _same_weights(whole, policy)
+    assert _timeless(recorder.of("metrics"))[-5:] == _timeless(calm.of("metrics"))[3:]
+
+
+def test_a_job_that_is_told_to_end_finishes_its_step_and_saves(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _sft(tmp_path, steps=8)
+    whole = _policy(context, chatml)
+    run(context, _workers(whole, tmp_path / "whole"), chatml, EventList())
+    told = JobFailure(Reason.PREEMPTED, "stopped by SIGTERM")
+    policy = _policy(context, chatml)
+    loop = open_loop(
+        context,
+        _workers(policy, tmp_path / "c"),
+        chatml,
+        EventList(),
+        stop=lambda: told if len(policy.rates) == 5 else None,
+    )
+    with pytest.raises(JobFailure) as caught:
+        loop.run()
+    assert caught.value is told
+    resumed, after = _policy(context, chatml, seed=99), EventList()
+    run(context, _workers(resumed, tmp_path / "c"), chatml, after)
+    assert [step for kind, step, _ in after.events if kind == "metrics"] == [6, 7, 8]
+    assert _same_weights(whole, resumed)
 
 
 def _grpo(steps: int, **fields: Any) -> JobContext:

@@ -60,7 +60,12 @@ class TinyPolicy:
         self._version = -1
 
     def train_step(
-        self, batch: Batch, normalizer: Normalizer, *, learning_rate: float
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
     ) -> StepResult:
         self.log.append("train")
         self.rates.append(learning_rate)
@@ -70,7 +75,7 @@ class TinyPolicy:
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0))
         loss = float(output.loss.detach())
         finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
+        if finite and norm <= norm_limit:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -80,6 +85,9 @@ class TinyPolicy:
         with torch.no_grad():
             output = self._algorithm.loss(self._outputs(batch), batch, normalizer)
         return self._result(output.sums, float(output.loss), 0.0, True)
+
+    def tied_difference(self) -> float | None:
+        return None  # one process holds both ends
 
     def log_probs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"
@@ -208,6 +216,9 @@ class EventList:
     def record(self, kind: str, data: Mapping[str, Any], *, step: int | None = None) -> None:
         json.dumps(data, allow_nan=False)  # what the spool would refuse is refused here
         self.events.append((kind, step, dict(data)))
+
+    def replay(self) -> None:
+        """Events of steps that are taken again are kept twice here, to be looked at."""
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [data for name, _, data in self.events if name == kind]

@@ -1,0 +1,113 @@
+"""What becomes of a step that goes wrong: a loss that is no number, a gradient out of all measure.
+
+Such a step is not taken, so nothing has changed, and the same step can be run again. That tells two
+causes apart: if the second run is well, the first was a fault of the hardware or of a race, and the
+second counts; if it goes wrong too, data, model and learning rate are the cause, and the job's
+`faults.on_nan` or `faults.on_spike` decides.
+
+Everything here is a pure function of the steps so far, and its state is part of a checkpoint: a run
+that is killed and resumed judges as one that is not.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+from algorithms.errors import JobFailure
+from algorithms.protocols import StepResult
+from service.spec import FaultSpec, Reason
+
+
+class Fault(StrEnum):
+    """How a step goes wrong."""
+
+    NOT_FINITE = "not finite"
+    SPIKE = "a spike"
+
+
+class StepRefused(Exception):
+    """A step went wrong twice and was not taken."""
+
+    def __init__(self, step: int, fault: Fault, first: StepResult, second: StepResult) -> None:
+        super().__init__(
+            f"step {step}: {describe(fault, first)}; a second run of the same step gave "
+            f"{describe(fault, second)}, so it is no passing fault of the hardware"
+        )
+        self.step, self.fault = step, fault
+
+
+class StepGuard:
+    """Judges the steps of one job.
+
+    Attributes:
+        left_out: steps that are not trained.
+    """
+
+    def __init__(self, spec: FaultSpec) -> None:
+        self._spec = spec
+        self._norms: deque[float] = deque(maxlen=spec.spike_window)
+        self.left_out: set[int] = set()
+
+    @property
+    def norm_limit(self) -> float:
+        """The largest gradient norm that is no spike; infinite where nothing is one."""
+        if self._spec.on_spike == "ignore" or len(self._norms) < self._spec.spike_window:
+            return math.inf
+        return self._spec.spike_factor * statistics.median(self._norms)
+
+    def fault(self, result: StepResult) -> Fault | None:
+        """What is wrong with a step that was tried under `norm_limit`."""
+        if not result.finite:
+            return Fault.NOT_FINITE
+        return Fault.SPIKE if result.gradient_norm > self.norm_limit else None
+
+    def took(self, result: StepResult) -> None:
+        """A step was taken."""
+        self._norms.append(result.gradient_norm)
+
+    def policy(self, refused: StepRefused) -> Literal["skip", "rewind"]:
+        """What to do about a step that is not taken, which is left out from now on.
+
+        Raises:
+            JobFailure: NAN_LOSS; the job is to stop.
+        """
+        spec = self._spec
+        name = "on_nan" if refused.fault is Fault.NOT_FINITE else "on_spike"
+        policy: str = getattr(spec, name)
+        if policy == "stop":
+            raise JobFailure(
+                Reason.NAN_LOSS,
+                f"{refused}. The update was not taken. Lower `optimizer.learning_rate`, look at "
+                f"this step's data, or set `faults.{name}` to skip or rewind. The last checkpoint "
+                "holds the weights before it",
+            )
+        self.left_out.add(refused.step)
+        row = 0
+        while refused.step - row in self.left_out:
+            row += 1
+        if row > spec.max_skipped:
+            raise JobFailure(
+                Reason.NAN_LOSS,
+                f"{refused}. {row} steps in a row went wrong, and `faults.max_skipped` allows "
+                f"{spec.max_skipped} to be left out. Lower `optimizer.learning_rate`",
+            )
+        return "rewind" if policy == "rewind" else "skip"
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as JSON values."""
+        return {"norms": list(self._norms), "left_out": sorted(self.left_out)}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Goes on from what `state` returned; None from the start."""
+        self._norms.clear()
+        self._norms.extend(state["norms"] if state else ())
+        self.left_out = set(state["left_out"] if state else ())
+
+
+def describe(fault: Fault, result: StepResult) -> str:
+    """What was wrong, in numbers."""
+    numbers = f"the loss is {result.loss:g} and the gradient norm {result.gradient_norm:g}"
+    return f"{numbers}, {fault}"

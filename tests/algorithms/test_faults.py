@@ -1,0 +1,101 @@
+"""Which steps count as wrong, and what is done about them."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.errors import JobFailure
+from algorithms.faults import Fault, StepGuard, StepRefused
+from algorithms.protocols import StepResult
+from service.spec import FaultSpec, Reason
+
+NORMS = st.floats(min_value=1e-6, max_value=1e6)
+
+
+def result(norm: float, loss: float = 1.0) -> StepResult:
+    finite = math.isfinite(norm) and math.isfinite(loss)
+    return StepResult(loss=loss, gradient_norm=norm, metrics={}, finite=finite)
+
+
+def guard(**fields: Any) -> StepGuard:
+    return StepGuard(FaultSpec.model_validate(fields))
+
+
+def refused(step: int, fault: Fault = Fault.NOT_FINITE) -> StepRefused:
+    return StepRefused(step, fault, result(math.nan), result(math.nan))
+
+
+@pytest.mark.parametrize("wrong", [result(math.nan), result(math.inf), result(1.0, math.nan)])
+def test_what_is_no_number_is_a_fault_from_the_first_step_on(wrong: StepResult) -> None:
+    assert guard().fault(wrong) is Fault.NOT_FINITE
+    assert guard().fault(result(1e30)) is None
+
+
+def test_a_spike_is_measured_against_the_median_of_the_window() -> None:
+    watch = guard(on_spike="skip", spike_factor=10, spike_window=3)
+    for norm in (1.0, 2.0):
+        assert watch.norm_limit == math.inf  # too few steps to know what is usual
+        watch.took(result(norm))
+    watch.took(result(100.0))
+    assert watch.norm_limit == 20.0
+    assert watch.fault(result(20.0)) is None
+    assert watch.fault(result(20.1)) is Fault.SPIKE
+    watch.took(result(3.0))  # the first one leaves the window: 2, 100, 3
+    assert watch.norm_limit == 30.0
+
+
+@given(norms=st.lists(NORMS, max_size=20), factor=st.floats(1.01, 100), window=st.integers(2, 8))
+def test_no_step_up_to_the_factor_times_the_smallest_of_the_window_is_a_spike(
+    norms: list[float], factor: float, window: int
+) -> None:
+    watch = guard(on_spike="stop", spike_factor=factor, spike_window=window)
+    for norm in norms:
+        watch.took(result(norm))
+    last = norms[-window:]
+    if len(last) < window:
+        assert watch.norm_limit == math.inf
+    else:
+        assert min(last) * factor * 0.999 <= watch.norm_limit <= max(last) * factor * 1.001
+
+
+@given(norms=st.lists(NORMS, max_size=12), left_out=st.sets(st.integers(1, 50), max_size=5))
+def test_a_resumed_guard_judges_as_the_uninterrupted_one(
+    norms: list[float], left_out: set[int]
+) -> None:
+    whole = guard(on_spike="skip", spike_window=4)
+    for norm in norms:
+        whole.took(result(norm))
+    whole.left_out |= left_out
+    resumed = guard(on_spike="skip", spike_window=4)
+    resumed.took(result(123.0))
+    resumed.restore(json.loads(json.dumps(whole.state())))
+    assert (resumed.norm_limit, resumed.left_out) == (whole.norm_limit, whole.left_out)
+    resumed.restore(None)
+    assert (resumed.norm_limit, resumed.left_out) == (math.inf, set())
+
+
+@pytest.mark.parametrize(
+    ("fault", "field"), [(Fault.NOT_FINITE, "on_nan"), (Fault.SPIKE, "on_spike")]
+)
+def test_each_fault_has_its_own_policy(fault: Fault, field: str) -> None:
+    other = {"on_nan": "skip", "on_spike": "skip"}
+    with pytest.raises(JobFailure, match=f"step 7: .*faults.{field}") as caught:
+        guard(**{**other, field: "stop"}).policy(refused(7, fault))
+    assert caught.value.reason is Reason.NAN_LOSS
+    for policy in ("skip", "rewind"):
+        watch = guard(**{field: policy})
+        assert watch.policy(refused(7, fault)) == policy
+        assert watch.left_out == {7}
+
+
+def test_only_so_many_steps_in_a_row_are_left_out() -> None:
+    watch = guard(on_nan="rewind", max_skipped=2)
+    for step in (3, 4, 6, 7):
+        assert watch.policy(refused(step)) == "rewind"
+    with pytest.raises(JobFailure, match="3 steps in a row went wrong") as caught:
+        watch.policy(refused(5 + 3))
+    assert caught.value.reason is Reason.NAN_LOSS
