@@ -16,6 +16,7 @@ from megatron_backend.checkpoint.hf_files import copy_tokenizer
 from megatron_backend.checkpoint.publish import step_name
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.recorder import SpoolRecorder
+from megatron_backend.workers.rank import RankWorker
 from service.spec import Reason
 
 if TYPE_CHECKING:  # at run time Ray must not be imported yet
@@ -40,7 +41,7 @@ def export(
     root.mkdir(exist_ok=True)
     sweep(root, fence)
     staged = root / f".tmp-{step_name(step)}-{job.attempt}-{secrets.token_hex(4)}"
-    group.call("export_hf", str(staged))
+    group.call(RankWorker.export_hf, str(staged))
     copy_tokenizer(Path(job.context.model.tokenizer), staged)
     difference = _check(job, group, staged) if job.context.spec.checkpoint.verify_export else None
     fsync_tree(staged)
@@ -74,7 +75,9 @@ def _check(job: Job, group: "WorkerGroup", folder: Path) -> float:
         (PROBE_ROWS, min(PROBE_LENGTH, spec.training.max_length)),
         generator=torch.Generator().manual_seed(spec.training.seed),
     )
-    (ours,) = [torch.tensor(part) for part in group.call("logits", tokens) if part is not None]
+    (ours,) = [
+        torch.tensor(part) for part in group.call(RankWorker.logits, tokens) if part is not None
+    ]
     difference = largest_difference(folder, tokens, ours)
     limit = TOLERANCE[spec.precision.dtype]
     if math.isnan(difference) or difference > limit:

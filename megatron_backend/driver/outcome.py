@@ -10,7 +10,10 @@ from algorithms.errors import JobFailure
 from megatron_backend.checkpoint.durable import replace_text
 from megatron_backend.driver.job import BadJobFolder
 from megatron_backend.workers.errors import (
+    ConnectionLost,
+    NodeLost,
     NoRoom,
+    RanksHung,
     RayUnavailable,
     WorkerLost,
     WorkerOutOfMemory,
@@ -27,7 +30,11 @@ _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "Cannot allocate memory", "CUDA
 
 
 class Stopped(BaseException):
-    """Somebody sent SIGTERM."""
+    """The driver was told to end, and has no more time to save."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def write_outcome(attempt_folder: Path, outcome: Outcome) -> None:
@@ -53,14 +60,18 @@ def outcome_of(error: BaseException | None, attempt: int) -> Outcome:
 def reason_of(error: BaseException) -> Reason | None:
     """The reason that belongs to an error; None where it was not foreseen."""
     match error:
-        case JobFailure():
+        case JobFailure() | Stopped():
             return error.reason
-        case Stopped() | KeyboardInterrupt():
+        case KeyboardInterrupt():
             return Reason.CANCELLED
         case WorkerOutOfMemory() | MemoryError() | torch.OutOfMemoryError():
             return Reason.OUT_OF_MEMORY
         case WorkerPreempted():
             return Reason.PREEMPTED
+        case RanksHung():
+            return Reason.HUNG
+        case NodeLost() | ConnectionLost():
+            return Reason.NODE_FAILURE
         case WorkerLost():
             return Reason.WORKER_LOST
         case NoRoom() | RayUnavailable() | BadJobFolder():
@@ -68,6 +79,9 @@ def reason_of(error: BaseException) -> Reason | None:
         case torch.distributed.DistNetworkError():
             # Another rank's machine, or the network between them, went away.
             return Reason.NODE_FAILURE
+        case FloatingPointError():
+            # The sampler's: logits that are no numbers.
+            return Reason.NAN_LOSS
         case OSError() if error.errno in _STORAGE_ERRORS:
             return Reason.NODE_FAILURE
         case RuntimeError() if any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):

@@ -1,6 +1,7 @@
 """A job's ranks, from Ray to the engines that the loop works with."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,10 +10,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from algorithms.errors import JobFailure
 from algorithms.setup import open_chat
 from megatron_backend.driver.job import Job
+from megatron_backend.driver.outcome import reason_of
+from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.workers.engines import RayGenerator, RayTrainEngine
+from megatron_backend.workers.errors import RanksFailed
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.ray_session import ray_session
 from service.spec import Reason
+
+log = logging.getLogger("planish")
 
 
 class JobRanks:
@@ -21,49 +27,89 @@ class JobRanks:
     Attributes:
         group: the processes.
         tokenizer: of the model.
-        train: the trained model.
-        generator: the generation copies, where the job samples; only after `load_model`.
+        train: the trained model; after `load_model`.
+        generator: the generation copies, where the job samples; after `load_model`.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, recorder: SpoolRecorder) -> None:
         """Starts the processes, and reads the tokenizer while they import Megatron.
 
         Raises:
             NoRoom: the cluster has no place for the ranks.
-            JobFailure: the tokenizer cannot be read.
+            JobFailure: the tokenizer or its chat template cannot be used.
         """
-        self._job = job
-        self.group = WorkerGroup(job.layout, gpu=job.gpu)
-        self.train = RayTrainEngine(self.group)
-        self.generator: RayGenerator | None = None
+        spec = job.context.spec
+        self._job, self._recorder = job, recorder
+        self._restarts_left = spec.faults.restarts
+        self.group = WorkerGroup(job.layout, gpu=job.gpu, deadlines=spec.faults.deadlines)
+        self.train = RayTrainEngine(self.group, warn=self._warn)
         self.tokenizer = load_tokenizer(Path(job.context.model.tokenizer))
-
-    def load_model(self) -> None:
-        """Builds the model on the ranks, with the job's starting weights.
-
-        Raises:
-            WorkerLost: a rank died.
-            JobFailure: the tokenizer's chat template cannot be used.
-        """
-        context = self._job.context
-        self.group.setup(context)
-        if context.spec.algorithm.online or context.spec.evaluation.items:
+        self.generator: RayGenerator | None = None
+        if spec.algorithm.online or spec.evaluation.items:
             stops = {open_chat(self.tokenizer).end_of_turn_id, self.tokenizer.eos_token_id}
             self.generator = RayGenerator(
                 self.group,
-                tp=context.spec.rollout.layout.tp,
+                tp=spec.rollout.layout.tp,
                 stop_token_ids=sorted(stops - {None}),
-                max_length=context.spec.training.max_length,
-                vocab_size=int(context.model.config["vocab_size"]),
+                max_length=spec.training.max_length,
+                vocab_size=int(job.context.model.config["vocab_size"]),
             )
+
+    def load_model(self, *, fresh: bool) -> None:
+        """Builds the model on the ranks.
+
+        Args:
+            fresh: with the job's starting weights; else a checkpoint is loaded next.
+
+        Raises:
+            RanksFailed: a rank died or hangs.
+        """
+        self.group.setup(self._job.context, fresh=fresh)
+        if self.generator is not None:
+            self.generator.open()
+
+    def restarting[T](self, work: Callable[[], T]) -> T:
+        """Does `work`, and does it again with new ranks when some fail in it.
+
+        Args:
+            work: begins with `load_model`, and goes on from the newest checkpoint.
+
+        Raises:
+            RanksFailed: once more than `faults.restarts` allows, or where it would not help.
+        """
+        while True:
+            try:
+                return work()
+            except RanksFailed as failure:
+                self._restart(failure)
+
+    def _restart(self, failure: RanksFailed) -> None:
+        if not failure.restartable or not self._restarts_left:
+            raise failure
+        self._restarts_left -= 1
+        log.error("ranks are started anew", exc_info=failure)
+        reason = str(reason_of(failure))
+        self._recorder.record(
+            "warning",
+            {
+                "message": f"{failure}. Ranks are started anew and go on from the last checkpoint; "
+                f"`faults.restarts` allows {self._restarts_left} more",
+                "reason": reason,
+                "ranks": list(failure.ranks),
+            },
+        )
+        self.group.replace(failure.ranks)
+
+    def _warn(self, message: str) -> None:
+        self._recorder.record("warning", {"message": message})
 
 
 @contextmanager
-def open_ranks(job: Job) -> Iterator[JobRanks]:
+def open_ranks(job: Job, recorder: SpoolRecorder) -> Iterator[JobRanks]:
     """A job's ranks, which end with the block."""
     gpus = job.context.spec.resources.gpus_per_node
     with ray_session(job.layout.world_size, gpus=gpus):
-        ranks = JobRanks(job)
+        ranks = JobRanks(job, recorder)
         try:
             yield ranks
         finally:

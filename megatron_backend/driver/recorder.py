@@ -1,6 +1,12 @@
-"""The driver's `Recorder`: events go to the spool, to the service, and as lines to the log."""
+"""The driver's `Recorder`: events go to the spool, to the service, and as lines to the log.
+
+When ranks are started anew inside an attempt, steps since the last checkpoint are taken a second
+time. Their events are in the record already, so a replay leaves out as many events of a kind and
+step as there were before. So each step is told once, as if nothing had happened.
+"""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +19,8 @@ from service.spec import WorkerEvent
 log = logging.getLogger("planish")
 
 FLUSH_SECONDS = 5.0
+_OF_STEPS = frozenset({"metrics", "evaluation", "sample", "warning"})
+"""Kinds of which the loop records the same ones each time it takes a step."""
 
 
 class SpoolRecorder:
@@ -23,6 +31,9 @@ class SpoolRecorder:
         self._spool = EventSpool(folder / "events.jsonl")
         self._pusher = Pusher(self._spool, job_dir=job_dir, job_id=job_id, attempt=attempt)
         self._pusher.start()
+        self._saved_step = 0
+        self._recorded: Counter[tuple[str, int]] = Counter()
+        self._replayed: Counter[tuple[str, int]] = Counter()
 
     def record(self, kind: str, data: Mapping[str, Any], *, step: int | None = None) -> None:
         """Writes one event; a killed driver does not lose it. Does not wait for the service.
@@ -32,9 +43,30 @@ class SpoolRecorder:
         """
         if self._pusher.stale.is_set():
             raise StaleAttempt("the service says that a newer attempt of this job has taken over")
+        if step is not None and kind in _OF_STEPS and self._was_recorded(kind, step):
+            return
+        if step is not None and kind == "checkpoint":
+            self._forget(step)
         event = self._spool.append(kind, data, step)
         self._pusher.wake()
         log.log(*_line(event))
+
+    def replay(self) -> None:
+        """From here on, steps that were recorded may be taken again."""
+        self._replayed = self._recorded.copy()
+
+    def _was_recorded(self, kind: str, step: int) -> bool:
+        if self._replayed[kind, step]:
+            self._replayed[kind, step] -= 1
+            return True
+        self._recorded[kind, step] += 1
+        return False
+
+    def _forget(self, saved_step: int) -> None:
+        """Steps before the last checkpoint but one are not taken again."""
+        for key in [key for key in self._recorded if key[1] <= self._saved_step]:
+            del self._recorded[key]
+        self._saved_step = saved_step
 
     def sync(self) -> None:
         """Returns once every event so far would survive a crash of the machine."""

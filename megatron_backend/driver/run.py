@@ -1,22 +1,21 @@
 """One attempt of a job, from its folder to its outcome."""
 
 import logging
-import signal
-from dataclasses import asdict
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from algorithms import loop
-from algorithms.algorithm import load_algorithm
 from algorithms.protocols import Workers
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt, exclusive_lock
-from megatron_backend.checkpoint.publish import CheckpointStore, Published
+from megatron_backend.checkpoint.publish import Published
 from megatron_backend.driver.checkpoints import JobCheckpoints
 from megatron_backend.driver.export import export
 from megatron_backend.driver.job import Job, keep_model_files, open_job
-from megatron_backend.driver.outcome import Stopped, outcome_of, write_outcome
+from megatron_backend.driver.outcome import outcome_of, write_outcome
 from megatron_backend.driver.recorder import SpoolRecorder
+from megatron_backend.driver.start import open_start
+from megatron_backend.driver.stop import StopSignal
 from megatron_backend.workers.ray_session import set_environment
 from service.spec import Outcome
 
@@ -35,10 +34,10 @@ def run_attempt(folder: Path, attempt: int) -> int:
     Returns:
         The driver's exit code.
     """
-    stop = _StopSignal()
-    stop.install()
     attempt_folder = folder / "attempts" / str(attempt)
     attempt_folder.mkdir(parents=True, exist_ok=True)
+    stop = StopSignal(attempt_folder)
+    stop.install()
     with exclusive_lock(attempt_folder / "driver.lock", wait_seconds=10):
         outcome_file = attempt_folder / "outcome.json"
         if outcome_file.exists():
@@ -53,29 +52,10 @@ def run_attempt(folder: Path, attempt: int) -> int:
         return ending.exit_code
 
 
-class _StopSignal:
-    """What SIGTERM does: it raises `Stopped` in the main thread, wherever that is.
-
-    Ray turns an exception that comes up inside one of its calls into a SystemError, and its own
-    handler, in place while it starts, exits. So that the signal came is also remembered here.
-    """
-
-    def __init__(self) -> None:
-        self.received = False
-
-    def install(self) -> None:
-        """Takes SIGTERM over."""
-        signal.signal(signal.SIGTERM, self._receive)
-
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
-        self.received = True
-        raise Stopped("stopped by SIGTERM")
-
-
 class _Ending:
     """Turns whatever ends the block into an outcome and an exit code."""
 
-    def __init__(self, fence: Fence, attempt_folder: Path, stop: _StopSignal) -> None:
+    def __init__(self, fence: Fence, attempt_folder: Path, stop: StopSignal) -> None:
         self.exit_code = SUCCEEDED
         self._fence, self._attempt_folder, self._stop = fence, attempt_folder, stop
 
@@ -88,9 +68,9 @@ class _Ending:
         error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> bool:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending already
-        if error is not None and (self._stop.received or isinstance(error, SystemExit)):
-            error = Stopped("stopped by SIGTERM")
+        self._stop.ignore()  # it is ending already
+        if error is not None:
+            error = self._stop.cause(error)
         stale = error if isinstance(error, StaleAttempt) else self._stale()
         if stale is not None:
             log.error("%s", stale)
@@ -112,48 +92,47 @@ class _Ending:
         return None
 
 
-def _run(job: Job, fence: Fence, stop: _StopSignal) -> None:
+def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
     recorder = SpoolRecorder(job.folder, job_id=job.context.job_id, attempt=job.attempt)
     try:
-        store = CheckpointStore(job.folder, fence)
-        store.open()
-        newest = store.newest(lambda message: recorder.record("warning", {"message": message}))
-        job = _starting_model(keep_model_files(job), newest)
+        start = open_start(
+            job, fence, lambda message: recorder.record("warning", {"message": message})
+        )
+        job = keep_model_files(job)
         set_environment(job.layout.world_size)
         # Ray reads its settings when it is imported.
         from megatron_backend.driver.ranks import open_ranks
 
-        with open_ranks(job) as ranks:
+        with open_ranks(job, recorder) as ranks:
             stop.install()  # Ray has put its own handler there
-            ranks.load_model()
-            _record_start(job, newest, recorder)
-            workers = Workers(
-                train=ranks.train,
-                generator=ranks.generator,
-                checkpoints=JobCheckpoints(job, store, newest, ranks.group, recorder),
+            checkpoints = JobCheckpoints(job, start, ranks.group, recorder)
+            workers = Workers(train=ranks.train, generator=ranks.generator, checkpoints=checkpoints)
+            training = loop.open_loop(
+                job.context, workers, ranks.tokenizer, recorder, stop=stop.failure
             )
-            step = loop.run(job.context, workers, ranks.tokenizer, recorder)
-            if job.context.spec.checkpoint.export:
-                export(job, fence, ranks.group, recorder, step=step)
+            started = False
+
+            def work() -> None:
+                nonlocal started
+                ranks.load_model(fresh=checkpoints.newest is None)
+                if not started:
+                    _record_start(job, start.newest, recorder)
+                    started = True
+                with stop.finishing(job.context.spec.faults.grace_seconds):
+                    step = training.run()
+                if job.context.spec.checkpoint.export:
+                    export(job, fence, ranks.group, recorder, step=step)
+
+            ranks.restarting(work)
     finally:
         recorder.close()
-
-
-def _starting_model(job: Job, newest: Published | None) -> Job:
-    """A resumed job starts from its own checkpoint, for its source may be gone by now.
-
-    Only a reference model, which is the model as the job started, still needs the source.
-    """
-    if newest is None or load_algorithm(job.context.spec.algorithm).needs_reference:
-        return job
-    return job.with_model(kind="checkpoint", weights=str(newest.path))
 
 
 def _record_start(job: Job, newest: Published | None, recorder: SpoolRecorder) -> None:
     recorder.record(
         "started",
         {
-            "layout": asdict(job.layout),
+            "layout": job.layout.to_json(),
             "world_size": job.layout.world_size,
             "resumed_from_step": None if newest is None else newest.manifest.step,
             "device": "cuda" if job.gpu else "cpu",

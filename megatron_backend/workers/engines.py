@@ -1,9 +1,10 @@
 """The ranks as the loop sees them: whole batches in, whole results out.
 
-Every method here raises `WorkerLost` where a rank dies in it.
+Every method here raises `RanksFailed` where a rank dies or hangs in it.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -13,39 +14,66 @@ from algorithms.protocols import Completion, Sampling, StepResult
 from megatron_backend.generation.engine import check_prompts
 from megatron_backend.training.shares import gather_rows, merge_step
 from megatron_backend.workers.group import WorkerGroup
+from megatron_backend.workers.rank import RankWorker
+from megatron_backend.workers.stragglers import Stragglers
 from service.spec.layout import Layout
 
 
 class RayTrainEngine:
-    """Implements `algorithms.protocols.TrainEngine` on a group."""
+    """Implements `algorithms.protocols.TrainEngine` on a group.
 
-    def __init__(self, group: WorkerGroup) -> None:
-        self._group = group
+    Args:
+        group: the ranks.
+        warn: is told of ranks that are slower than the others.
+    """
+
+    def __init__(self, group: WorkerGroup, *, warn: Callable[[str], None]) -> None:
+        self._group, self._warn = group, warn
+        self._stragglers = Stragglers()
 
     def train_step(
-        self, batch: Batch, normalizer: Normalizer, *, learning_rate: float
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
     ) -> StepResult:
         """One optimizer step over the whole batch."""
-        shares = self._group.call("train_step", batch, normalizer, learning_rate=learning_rate)
+        shares = self._group.call(
+            RankWorker.train_step,
+            batch,
+            normalizer,
+            learning_rate=learning_rate,
+            norm_limit=norm_limit,
+        )
+        for message in self._stragglers.see(self._group.own_seconds):
+            self._warn(message)
         return merge_step(self._group.layout, shares)
 
     def log_probs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"
     ) -> Tensor:
         """[B, T] log-probs of the batch's own tokens."""
-        pieces = self._group.call("log_probs", batch, model=model)
+        pieces = self._group.call(RankWorker.log_probs, batch, model=model)
         return gather_rows(self._group.layout, pieces)
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepResult:
         """The loss of the whole batch, without gradient."""
-        return merge_step(self._group.layout, self._group.call("evaluate_loss", batch, normalizer))
+        shares = self._group.call(RankWorker.evaluate_loss, batch, normalizer)
+        return merge_step(self._group.layout, shares)
+
+    def tied_difference(self) -> float | None:
+        """Largest difference between the copies of a tied embedding."""
+        differences = self._group.call(RankWorker.tied_difference)
+        return max((found for found in differences if found is not None), default=None)
 
 
 class RayGenerator:
-    """Implements `algorithms.protocols.Generator` on a group; makes the generation copies.
+    """Implements `algorithms.protocols.Generator` on a group, after `open`.
 
     Args:
-        group: after its `setup`.
+        group: the ranks.
         tp: tensor parallelism of a copy; the ranks left over hold data-parallel copies.
         stop_token_ids: a completion ends with the first of these.
         max_length: longest sequence, prompt and answer together.
@@ -63,9 +91,15 @@ class RayGenerator:
     ) -> None:
         self._group = group
         self._layout = Layout(tp=tp, dp=group.layout.world_size // tp)
+        self._stop_token_ids = list(stop_token_ids)
         self._max_length = max_length
         self._vocab_size = vocab_size
-        group.call("setup_generation", self._layout, list(stop_token_ids), max_length)
+
+    def open(self) -> None:
+        """Makes the generation copies; to be called after each `setup` of the group."""
+        self._group.call(
+            RankWorker.setup_generation, self._layout, self._stop_token_ids, self._max_length
+        )
 
     @property
     def max_length(self) -> int:
@@ -74,7 +108,7 @@ class RayGenerator:
 
     def sync_weights(self, version: int) -> None:
         """Moves the training weights to the generation copies, and names them `version`."""
-        self._group.call("sync_weights", version)
+        self._group.call(RankWorker.sync_weights, version)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
         """One completion a prompt, in order.
@@ -93,7 +127,8 @@ class RayGenerator:
             share = self._layout.share(len(prompts), copy)
             calls.append(([[prompts[place] for place in share], list(share), sampling], {}))
         results = self._group.call_each(
-            "generate",
+            RankWorker.generate,
             [calls[self._layout.coordinates(rank).dp] for rank in range(self._layout.world_size)],
         )
-        return [completion for rank in self._layout.output_ranks for completion in results[rank]]
+        spoken = [results[rank] for rank in self._layout.output_ranks]
+        return [completion for completions in spoken for completion in completions or ()]

@@ -1,4 +1,6 @@
-"""How the driver learns that there are no ranks, or one fewer."""
+"""How the driver learns that there are no ranks, or that some are of no use any more."""
+
+from collections.abc import Sequence
 
 
 class NoRoom(Exception):
@@ -9,7 +11,22 @@ class RayUnavailable(Exception):
     """Ray did not start, or could not be reached."""
 
 
-class WorkerLost(Exception):
+class RanksFailed(Exception):
+    """Ranks cannot go on, through no fault of what they were asked.
+
+    Attributes:
+        ranks: those that are to be replaced; the others live.
+        restartable: new processes in the same place may do better.
+    """
+
+    restartable = True
+
+    def __init__(self, ranks: Sequence[int], message: str) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+class WorkerLost(RanksFailed):
     """A rank's process died; the others cannot go on without it.
 
     Attributes:
@@ -17,13 +34,31 @@ class WorkerLost(Exception):
     """
 
     def __init__(self, rank: int, message: str) -> None:
-        super().__init__(f"rank {rank} died: {message}")
+        super().__init__((rank,), f"rank {rank} died: {message}")
         self.rank = rank
 
 
 class WorkerOutOfMemory(WorkerLost):
     """A rank's process was killed because its machine ran out of memory."""
 
+    restartable = False
+
 
 class WorkerPreempted(WorkerLost):
     """The cluster took a rank's machine back."""
+
+    restartable = False
+
+
+class NodeLost(WorkerLost):
+    """A rank's machine is gone."""
+
+    restartable = False
+
+
+class RanksHung(RanksFailed):
+    """Ranks did not answer within their deadline."""
+
+
+class ConnectionLost(RanksFailed):
+    """Ranks live, but lost each other."""

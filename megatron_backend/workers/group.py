@@ -4,28 +4,52 @@ Ranks talk to each other in collectives, so a call is made on all of them or non
 takes the others with it: they wait for it in vain, or fail with an error of the network that says
 nothing about the cause. Whoever died is the cause, so `call` reports a death before any error, and
 gives Ray a moment to notice a death when an error comes first.
+
+A call that is not answered within its phase's deadline means that ranks hang. Which of them is the
+cause is asked of their heartbeats (`heartbeat`): one that does not even answer that is frozen; else
+it is those that are at something of their own while the others wait for them.
+
+After a failure the ranks that are of no use are replaced by new processes in the same places, and
+the others are woken from whatever they wait in (`connections`) and keep what they have imported.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Concatenate, NoReturn
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from megatron_backend.workers.actor import RankActor
-from megatron_backend.workers.errors import NoRoom, WorkerLost, WorkerOutOfMemory, WorkerPreempted
-from service.spec import JobContext
+from megatron_backend.workers import connections, placement
+from megatron_backend.workers.actor import WATCH, RankActor
+from megatron_backend.workers.deaths import death_of, is_network_error, oom_kills
+from megatron_backend.workers.errors import ConnectionLost, RanksFailed, RanksHung
+from megatron_backend.workers.heartbeat import Beat
+from megatron_backend.workers.rank import RankWorker
+from service.spec import DeadlineSpec, JobContext
 from service.spec.layout import Layout
 
 log = logging.getLogger(__name__)
 
-PLACEMENT_SECONDS = 600.0
-"""How long the cluster may take to find room for all ranks."""
 DEATH_NOTICE_SECONDS = 3.0
 """How long Ray may take to see that a process is gone."""
+BEAT_SECONDS = 5.0
+"""How long a rank may take to tell what it is doing."""
+LEAVE_SECONDS = 10.0
+"""How long a rank may take to come out of a call that was cut short."""
+_PHASES = {
+    "setup": ("prepare", "setup", "setup_generation", "load_state", "shutdown"),
+    "step": ("train_step", "log_probs", "evaluate_loss", "tied_difference", "logits"),
+    "generate": ("generate", "sync_weights"),
+    "save": ("begin_save", "save_again", "save_result", "export_hf"),
+}
+PHASE_OF = {method: phase for phase, methods in _PHASES.items() for method in methods}
+"""The field of `faults.deadlines` that bounds each call."""
 
 
 class WorkerGroup:
@@ -34,129 +58,228 @@ class WorkerGroup:
     Attributes:
         layout: of the ranks.
         pids: process id of each rank, on its own machine.
+        own_seconds: of each rank, in the last call: how long it was at something of its own.
     """
 
-    def __init__(self, layout: Layout, *, gpu: bool) -> None:
+    def __init__(self, layout: Layout, *, gpu: bool, deadlines: DeadlineSpec) -> None:
         """Starts the processes, which import Megatron while the caller goes on.
 
         Args:
             layout: of training; one process a rank.
             gpu: one GPU for each rank.
+            deadlines: how long calls may take.
 
         Raises:
             NoRoom: the cluster has no place for the ranks.
         """
         self.layout = layout
-        self.pids: list[int] = []
-        self._group = _reserve(layout, gpu=gpu)
-        remote = ray.remote(RankActor)
-        self._actors = [
-            remote.options(
-                num_cpus=1,
-                num_gpus=1 if gpu else 0,
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=self._group, placement_group_bundle_index=rank // layout.tp
-                ),
-            ).remote(rank, layout)
-            for rank in range(layout.world_size)
-        ]
-        self._preparing = self._start("prepare", [((), {})] * layout.world_size)
+        self.pids = [0] * layout.world_size
+        self.own_seconds = [0.0] * layout.world_size
+        self._gpu, self._deadlines = gpu, deadlines
+        self._addresses = [""] * layout.world_size
+        self._unanswered: dict[ray.ObjectRef, int] = {}
+        self._oom_kills = oom_kills()
+        self._room = placement.reserve(layout, gpu=gpu)
+        self._actors = [self._new_actor(rank) for rank in range(layout.world_size)]
+        self._preparing = self._prepare()
 
-    def setup(self, context: JobContext) -> None:
-        """Joins the ranks and builds the model on them; see `RankWorker.setup`."""
-        places = self._wait(self._preparing)
+    def setup(self, context: JobContext, *, fresh: bool = True) -> None:
+        """Joins the ranks and builds the model on them; see `RankWorker.setup`.
+
+        Raises:
+            RanksFailed: a rank died or hangs.
+        """
+        places = self._wait(self._preparing, "prepare")
+        self._addresses = [address for address, _, _ in places]
         self.pids = [pid for _, _, pid in places]
         address, port, _ = places[0]
-        if all(other == address for other, _, _ in places):
+        if len(set(self._addresses)) == 1:
             address = "127.0.0.1"  # nobody outside this machine has to reach it
-        self.call("setup", context, address, port)
+        self.call(RankWorker.setup, context, address, port, fresh=fresh)
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls a method of `RankActor` on every rank, with the same arguments.
+    def call[**P, R](
+        self, method: Callable[Concatenate[RankWorker, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        """Calls a method on every rank, with the same arguments.
 
         Returns:
             What each rank answered, in order.
 
         Raises:
-            WorkerLost: a rank's process died.
+            RanksFailed: a rank died or hangs, or ranks lost each other.
             Exception: what a rank raised, as it was, with the rank in a note.
         """
         return self.call_each(method, [(args, kwargs)] * self.layout.world_size)
 
-    def call_each(
-        self, method: str, arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-    ) -> list[Any]:
+    def call_each[R](
+        self,
+        method: Callable[..., R],
+        arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+    ) -> list[R]:
         """As `call`, with each rank's own arguments."""
-        return self._wait(self._start(method, arguments))
+        name = method if isinstance(method, str) else method.__name__
+        # What several ranks get is handed over once.
+        stored = {id(packed): ray.put(packed) for packed in {id(p): p for p in arguments}.values()}
+        pending = {
+            actor.call.remote(name, stored[id(packed)]): rank
+            for rank, (actor, packed) in enumerate(zip(self._actors, arguments, strict=True))
+        }
+        answers = self._wait(pending, name)
+        self.own_seconds = [seconds for _, seconds in answers]
+        return [result for result, _ in answers]
+
+    def replace(self, ranks: Collection[int]) -> None:
+        """Puts new processes in the place of some; `setup` joins all of them anew.
+
+        The others leave what they are in. One that does not is replaced as well.
+
+        Raises:
+            NodeLost: a machine of the ranks is gone.
+        """
+        placement.check_nodes(self._room)
+        failed = set(ranks)
+        self._kill(failed)
+        failed |= self._wake(set(range(self.layout.world_size)) - failed)
+        living = set(range(self.layout.world_size)) - failed
+        leaving = {self._actors[rank].call.remote("shutdown", ((), {})): rank for rank in living}
+        failed |= self._unfinished(leaving)
+        log.info("ranks %s are replaced, the others stay", sorted(failed))
+        self._kill(failed - set(ranks))
+        for rank in failed:
+            self._actors[rank] = self._new_actor(rank)
+        self._unanswered = {}
+        self._oom_kills = oom_kills()
+        self._preparing = self._prepare()
 
     def stop(self) -> None:
         """Ends all ranks at once."""
-        for actor in self._actors:
-            ray.kill(actor)
-        ray.util.remove_placement_group(self._group)
+        self._kill(range(self.layout.world_size))
+        placement.release(self._room)
 
-    def _start(
-        self, method: str, arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-    ) -> dict[ray.ObjectRef, int]:
-        # What several ranks get is handed over once.
-        stored = {id(packed): ray.put(packed) for packed in {id(p): p for p in arguments}.values()}
-        return {
-            actor.call.remote(method, stored[id(packed)]): rank
-            for rank, (actor, packed) in enumerate(zip(self._actors, arguments, strict=True))
-        }
+    def _new_actor(self, rank: int) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._room, placement_group_bundle_index=rank // self.layout.tp
+        )
+        return (
+            ray.remote(RankActor)
+            .options(
+                num_cpus=1,
+                num_gpus=1 if self._gpu else 0,
+                max_restarts=0,
+                concurrency_groups=WATCH,
+                scheduling_strategy=strategy,
+            )
+            .remote(rank, self.layout)
+        )
 
-    def _wait(self, pending: dict[ray.ObjectRef, int]) -> list[Any]:
+    def _prepare(self) -> dict[ray.ObjectRef, int]:
+        return {actor.prepare.remote(): rank for rank, actor in enumerate(self._actors)}
+
+    def _wait(self, pending: dict[ray.ObjectRef, int], method: str) -> list[Any]:
+        """What all ranks answer, in order; see `call`."""
+        self._unanswered = pending
         results: list[Any] = [None] * len(pending)
+        limit: float = getattr(self._deadlines, PHASE_OF[method])
+        deadline = time.monotonic() + limit
         while pending:
-            done, _ = ray.wait(list(pending), num_returns=1)
+            left = max(0.0, deadline - time.monotonic())
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
+            if not done:
+                raise self._hung(sorted(pending.values()), method, limit)
             rank = pending.pop(done[0])
             try:
                 results[rank] = ray.get(done[0])
             except RayTaskError as error:
                 self._blame(rank, error, pending)
             except RayError as error:
-                raise _lost(rank, error) from error
+                raise self._death(rank, error) from error
         return results
 
     def _blame(self, rank: int, error: RayTaskError, others: dict[ray.ObjectRef, int]) -> NoReturn:
         """Raises the death of another rank, where there is one, else the error of this rank."""
-        done, _ = (
-            ray.wait(list(others), num_returns=len(others), timeout=DEATH_NOTICE_SECONDS)
-            if others
-            else ([], [])
-        )
-        for reference in done:
+        deadline = time.monotonic() + DEATH_NOTICE_SECONDS
+        while others:
+            left = max(0.0, deadline - time.monotonic())
+            done, _ = ray.wait(list(others), num_returns=1, timeout=left)
+            if not done:
+                break
+            other = others.pop(done[0])
             try:
-                ray.get(reference)
+                ray.get(done[0])
             except RayTaskError:
                 continue  # an error like this rank's own
             except RayError as death:
-                raise _lost(others[reference], death) from death
+                raise self._death(other, death) from death
         cause = error.cause
+        if is_network_error(cause):
+            raise ConnectionLost((), f"rank {rank} lost the others: {cause}") from cause
         cause.add_note(f"on rank {rank}:\n{error}")  # the traceback there
         raise cause from None
 
+    def _death(self, rank: int, error: RayError) -> RanksFailed:
+        local = self._addresses[rank] == ray.util.get_node_ip_address()
+        return death_of(rank, error, oom_killed=local and oom_kills() > self._oom_kills)
 
-def _reserve(layout: Layout, *, gpu: bool) -> PlacementGroup:
-    """Room for all ranks or none, with each tensor-parallel group inside one machine."""
-    bundle = {"CPU": float(layout.tp)}
-    if gpu:
-        bundle["GPU"] = float(layout.tp)
-    group = placement_group([dict(bundle) for _ in range(layout.world_size // layout.tp)], "PACK")
-    if not group.wait(PLACEMENT_SECONDS):
-        ray.util.remove_placement_group(group)
-        raise NoRoom(
-            f"the cluster found no room for {layout.world_size} ranks ({bundle} on one machine, "
-            f"{layout.world_size // layout.tp} times) in {PLACEMENT_SECONDS:.0f} s"
+    def _hung(self, silent: Sequence[int], method: str, limit: float) -> RanksHung:
+        """Which of the ranks that did not answer a call are the cause, and what they do."""
+        beats = self._beats(silent)
+        frozen = [rank for rank in silent if rank not in beats]
+        busy = [rank for rank in silent if rank in beats and not beats[rank].waiting]
+        lines = [
+            f"rank {rank} {beats.get(rank, f'did not answer for {BEAT_SECONDS:.0f} s')}"
+            for rank in silent
+        ]
+        return RanksHung(
+            frozen or busy or silent,
+            f"ranks {', '.join(map(str, silent))} did not answer {method} within {limit:g} s "
+            f"(`faults.deadlines.{PHASE_OF[method]}`; raise it where this is honest work): "
+            + "; ".join(lines),
         )
-    return group
 
+    def _beats(self, ranks: Sequence[int]) -> dict[int, Beat]:
+        asked = {self._actors[rank].beat.remote(): rank for rank in ranks}
+        return self._answers(asked)
 
-def _lost(rank: int, error: RayError) -> WorkerLost:
-    text = str(error)
-    if isinstance(error, OutOfMemoryError) or "memory on the node" in text:
-        return WorkerOutOfMemory(rank, text)
-    if isinstance(error, RayActorError) and error.preempted:
-        return WorkerPreempted(rank, text)
-    return WorkerLost(rank, text)
+    def _answers(self, asked: Mapping[ray.ObjectRef, int]) -> dict[int, Any]:
+        """What those ranks answer that do so in time."""
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=BEAT_SECONDS)
+        answers = {}
+        for reference in done:
+            with suppress(RayError):
+                answers[asked[reference]] = ray.get(reference)
+        return answers
+
+    def _wake(self, ranks: Collection[int]) -> set[int]:
+        """Has living ranks come out of the calls that they are in; those that do not."""
+        stuck = {call: rank for call, rank in self._unanswered.items() if rank in ranks}
+        if not stuck:
+            return set()
+        asked = {self._actors[rank].connections.remote(): rank for rank in ranks}
+        chosen = connections.between(self._answers(asked))
+        self._answers({self._actors[rank].hang_up.remote(chosen[rank]): rank for rank in chosen})
+        return self._unfinished(stuck)
+
+    def _unfinished(self, calls: Mapping[ray.ObjectRef, int]) -> set[int]:
+        """Ranks that do not come out of a call in time, or only by dying."""
+        if not calls:
+            return set()
+        done, late = ray.wait(list(calls), num_returns=len(calls), timeout=LEAVE_SECONDS)
+        failed = {calls[call] for call in late}
+        for call in done:
+            try:
+                ray.get(call)
+            except RayTaskError:
+                continue  # it failed, and lives
+            except RayError:
+                failed.add(calls[call])
+        return failed
+
+    def _kill(self, ranks: Collection[int]) -> None:
+        here = ray.util.get_node_ip_address()
+        for rank in ranks:
+            ray.kill(self._actors[rank])
+            # Ray asks the process first, and one that is frozen does not hear it.
+            if self.pids[rank] and self._addresses[rank] == here:
+                with suppress(ProcessLookupError):
+                    os.kill(self.pids[rank], signal.SIGKILL)
+            self.pids[rank] = 0

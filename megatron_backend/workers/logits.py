@@ -8,6 +8,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from torch import Tensor
 
+from megatron_backend.training.stages import chunk_stages
+
 
 def whole_logits(
     chunks: Sequence[torch.nn.Module], tokens: Tensor, *, vocab_size: int
@@ -44,6 +46,7 @@ def whole_logits(
             seq_length=tokens.shape[1],
             micro_batch_size=tokens.shape[0],
             forward_only=True,
+            **chunk_stages(chunks),
         )
         for chunk in chunks:
             chunk.train(was_training)

@@ -1,11 +1,13 @@
 """What one rank does. Plain Python: `workers.group` puts one into each Ray actor.
 
 Every rank is called with the same arguments. It takes its own rows of a batch by itself and answers
-for them only: `training.shares.merge_step` and `gather_rows` below make one answer of all ranks'.
+for them only: `merge_step` and `gather_rows` of `training.shares` make one answer of all ranks'.
 
 This module imports Megatron only inside `setup`, so that the driver can import it for its types.
 """
 
+import gc
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,19 +17,23 @@ from torch import Tensor
 
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
+from algorithms.protocols import Completion, Sampling
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import RandomTensors, SafetensorsFolder, TensorSource
 from megatron_backend.runtime import distributed
-from megatron_backend.training.shares import StepShare
+from megatron_backend.training.shares import RowShare, StepShare
 from service.spec import JobContext
 from service.spec.layout import Layout
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
 
+    from megatron_backend.checkpoint.staging import Written
+    from megatron_backend.checkpoint.torch_dist import StateWriter
+    from megatron_backend.generation.rank import GenerationRank
     from megatron_backend.training.step import Trainer
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class RankWorker:
@@ -45,6 +51,8 @@ class RankWorker:
         self.context: JobContext | None = None
         self._trainer: Trainer | None = None
         self._config: ModelConfig | None = None
+        self._generation: GenerationRank | None = None
+        self._saves: StateWriter | None = None
 
     @property
     def trainer(self) -> "Trainer":
@@ -66,26 +74,36 @@ class RankWorker:
         return [chunk.module for chunk in self.trainer.chunks]
 
     @property
+    def generation(self) -> "GenerationRank":
+        """The generation copy."""
+        if self._generation is None:
+            raise RuntimeError("this job has no generation copy: call setup_generation first")
+        return self._generation
+
+    @property
     def dtype(self) -> torch.dtype:
         """Format of parameters and activations."""
         if self.context is None:
             raise RuntimeError(f"rank {self.rank} has no job yet: call setup first")
         return _DTYPES[self.context.spec.precision.dtype]
 
-    def setup(self, context: JobContext, address: str, port: int) -> None:
+    def setup(self, context: JobContext, address: str, port: int, *, fresh: bool = True) -> None:
         """Joins the other ranks, builds the model, loads the job's starting weights.
 
         Args:
             context: the job.
             address: host name of rank 0.
             port: a free port on it.
+            fresh: False where `load_state` comes next, so that weights need not be read twice. A
+                reference model is the one that the job started from all the same.
 
         Raises:
             ValueError: the model's config or the layout is not supported.
             FileNotFoundError, KeyError: weights are missing.
         """
         self._config = ModelConfig.from_hf(context.model.config)
-        self._config.check_layout(tp=self.layout.tp, pp=self.layout.pp)
+        self._config.check_layout(tp=self.layout.tp, pp=self.layout.pp, ep=self.layout.ep)
+        self.layout.stage_layers(self._config.num_layers)
         spec = context.spec
         distributed.initialize(
             self.layout, self.rank, address=address, port=port, seed=spec.training.seed
@@ -94,7 +112,9 @@ class RankWorker:
 
         self.context = context
         algorithm = load_algorithm(spec.algorithm)
-        model = self._starting_model()
+        model = self._build()
+        if fresh or algorithm.needs_reference:
+            self._load_start(model)
         size = spec.training.micro_batch_size
         self._trainer = Trainer(
             model,
@@ -105,18 +125,34 @@ class RankWorker:
             dtype=self.dtype,
             temperature=spec.rollout.temperature if spec.algorithm.online else 1.0,
             micro_batch_size=None if size == "auto" else size,
+            micro_batch_tokens=spec.training.micro_batch_tokens,
+            packing=spec.training.packing,
+            fp8=spec.precision.fp8,
             reference=self._copy(model) if algorithm.needs_reference else None,
         )
 
     def train_step(
-        self, batch: Batch, normalizer: Normalizer, *, learning_rate: float
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
     ) -> StepShare:
         """One optimizer step on the whole batch; see `Trainer.train_step`."""
-        return self.trainer.train_step(batch, normalizer, learning_rate=learning_rate)
+        return self.trainer.train_step(
+            batch, normalizer, learning_rate=learning_rate, norm_limit=norm_limit
+        )
+
+    def tied_difference(self) -> float | None:
+        """See `training.tied`; the largest over this rank's slices."""
+        from megatron_backend.training.tied import tied_difference
+
+        return tied_difference(self.model)
 
     def log_probs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"
-    ) -> Tensor | None:
+    ) -> RowShare | None:
         """Log-probs of this rank's rows; see `gather_rows`."""
         return self.trainer.log_probs(batch, model=model)
 
@@ -133,21 +169,87 @@ class RankWorker:
 
         export_hf(self.model, self.config, self.layout, Path(folder))
 
+    def setup_generation(
+        self, layout: Layout, stop_token_ids: Sequence[int], max_length: int
+    ) -> None:
+        """Makes the generation copy, after `setup`; see `GenerationRank`."""
+        from megatron_backend.generation.rank import GenerationRank
+
+        self._generation = GenerationRank(
+            self.config,
+            layout,
+            padded_vocab=self.model[0].vocab_size,
+            stop_token_ids=stop_token_ids,
+            max_length=max_length,
+            dtype=self.dtype,
+        )
+
+    def sync_weights(self, version: int) -> None:
+        """See `GenerationRank.sync`."""
+        self.generation.sync(self.model, version)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], indices: Sequence[int], sampling: Sampling
+    ) -> list[Completion] | None:
+        """See `GenerationRank.generate`; None on ranks that another one speaks for."""
+        completions = self.generation.generate(prompts, indices, sampling)
+        return completions if self.rank in self.generation.layout.output_ranks else None
+
+    def begin_save(self, staged: str, background: bool) -> "Written | None":
+        """See `checkpoint.torch_dist.StateWriter.begin`."""
+        from megatron_backend.checkpoint.torch_dist import StateWriter
+
+        if self._saves is None:
+            self._saves = StateWriter()
+        return self._saves.begin(
+            Path(staged), self.model, self.trainer.optimizer, background=background
+        )
+
+    def save_again(self, staged: str) -> None:
+        """See `checkpoint.torch_dist.StateWriter.again`."""
+        assert self._saves is not None
+        self._saves.again(Path(staged))
+
+    def save_result(self, wait: bool) -> "Written | None":
+        """See `checkpoint.torch_dist.StateWriter.result`."""
+        assert self._saves is not None
+        return self._saves.result(wait=wait)
+
+    def load_state(self, checkpoint: str, same_layout: bool) -> None:
+        """See `checkpoint.torch_dist.load_state`."""
+        from megatron_backend.checkpoint.torch_dist import load_state
+
+        load_state(Path(checkpoint), self.model, self.trainer.optimizer, same_layout=same_layout)
+
+    def logits(self, tokens: Tensor) -> Tensor | None:
+        """[B, T, V] on the first rank that has them, None on the others."""
+        from megatron_backend.workers.logits import whole_logits
+
+        logits = whole_logits(
+            self.trainer.chunks,
+            tokens.to(device=distributed.device()),
+            vocab_size=self.config.vocab_size,
+        )
+        speaks = self.rank == self.layout.output_ranks[0]
+        return logits.cpu() if logits is not None and speaks else None
+
     def shutdown(self) -> None:
-        """Leaves the process groups."""
-        self._trainer = None
+        """Lets go of the model and leaves the process groups; `setup` may follow."""
+        if self._saves is not None:
+            self._saves.close()
+        self._trainer = self._generation = self._saves = None
+        gc.collect()
         distributed.shutdown()
 
-    def _starting_model(self) -> "list[GPTModel]":
+    def _load_start(self, model: "list[GPTModel]") -> None:
         from megatron_backend.models.weights import load_weights
 
         assert self.context is not None
-        model = self._build()
         start = self.context.model
         if start.kind == "checkpoint":
             from megatron_backend.checkpoint.model_weights import load_model_weights
 
-            load_model_weights(model[0], Path(str(start.weights)))
+            load_model_weights(model, Path(str(start.weights)))
         else:
             source: TensorSource = (
                 RandomTensors(self.config, self.context.spec.training.seed)
@@ -155,7 +257,6 @@ class RankWorker:
                 else SafetensorsFolder(Path(str(start.weights)))
             )
             load_weights(model, self.config, source)
-        return model
 
     def _build(self) -> "list[GPTModel]":
         from megatron_backend.models.build import build_model
@@ -166,6 +267,8 @@ class RankWorker:
             self.layout,
             dtype=self.dtype,
             max_length=self.context.spec.training.max_length,
+            recompute=self.context.spec.training.recompute,
+            fp8=self.context.spec.precision.fp8,
         )
 
     def _copy(self, model: "list[GPTModel]") -> "list[GPTModel]":
@@ -173,9 +276,3 @@ class RankWorker:
         for target, source in zip(copy, model, strict=True):
             target.load_state_dict(source.state_dict())
         return copy
-
-
-def gather_rows(layout: Layout, pieces: Sequence[Tensor | None]) -> Tensor:
-    """Rows of a whole batch, in order, from what all ranks answered."""
-    rows = [pieces[rank] for rank in layout.output_ranks]
-    return torch.cat([row for row in rows if row is not None])

@@ -11,6 +11,7 @@ its group; a Ray that got it too would be gone before the driver has said how it
 exits a process whose control service does not answer.
 """
 
+import logging
 import os
 import secrets
 import sys
@@ -20,6 +21,9 @@ from typing import Any
 
 from megatron_backend.workers.errors import RayUnavailable
 
+log = logging.getLogger(__name__)
+
+START_TRIES = 3
 RECONNECT_SECONDS = 20
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches and answers pass through it; Ray's default would take a third of the memory."""
@@ -78,14 +82,26 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
         }
-    try:
-        ray.init(**options)
-    except Exception as error:  # Ray raises a bare Exception where it is too slow to start
-        raise RayUnavailable(f"Ray did not start: {error}") from error
+    _start(options)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start(options: dict[str, Any]) -> None:
+    """Starts Ray, which gives its own processes 30 s, whatever else the machine has to do."""
+    import ray
+
+    for left in reversed(range(START_TRIES)):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # a bare Exception where it was too slow
+            ray.shutdown()
+            if not left:
+                raise RayUnavailable(f"Ray did not start: {error}") from error
+            log.warning("Ray did not start, and is tried again: %s", error)
 
 
 def _own_cluster() -> bool:

@@ -10,7 +10,10 @@ from algorithms.errors import JobFailure
 from megatron_backend.driver.job import BadJobFolder
 from megatron_backend.driver.outcome import MAX_MESSAGE, Stopped, outcome_of, write_outcome
 from megatron_backend.workers.errors import (
+    ConnectionLost,
+    NodeLost,
     NoRoom,
+    RanksHung,
     RayUnavailable,
     WorkerLost,
     WorkerOutOfMemory,
@@ -24,7 +27,12 @@ from service.spec import Outcome, Reason
     [
         (JobFailure(Reason.NAN_LOSS, "step 3: the loss is nan"), Reason.NAN_LOSS),
         (JobFailure(Reason.ENVIRONMENT_ERRORS, "3 of 4"), Reason.ENVIRONMENT_ERRORS),
-        (Stopped("stopped by SIGTERM"), Reason.CANCELLED),
+        (Stopped(Reason.PREEMPTED, "stopped by SIGTERM"), Reason.PREEMPTED),
+        (KeyboardInterrupt(""), Reason.CANCELLED),
+        (RanksHung((1,), "ranks 0, 1 did not answer"), Reason.HUNG),
+        (ConnectionLost((), "rank 0 lost the others"), Reason.NODE_FAILURE),
+        (NodeLost(1, "its node has died"), Reason.NODE_FAILURE),
+        (FloatingPointError("logits of row 3 are not finite"), Reason.NAN_LOSS),
         (WorkerLost(1, "exit code 137"), Reason.WORKER_LOST),
         (WorkerOutOfMemory(1, "the node ran low on memory"), Reason.OUT_OF_MEMORY),
         (WorkerPreempted(1, "drained"), Reason.PREEMPTED),

@@ -114,6 +114,43 @@ def test_events_arrive_in_order(job_dir: Path) -> None:
     assert service.posts < 100  # in batches
 
 
+def test_steps_that_are_taken_again_are_told_once(job_dir: Path) -> None:
+    """Ranks that are started anew inside an attempt take the steps since the last checkpoint."""
+    recorder = make(job_dir)
+
+    def step(number: int, *, warning: str = "") -> None:
+        recorder.record("progress", {"step": number, "phase": "done"})
+        recorder.record("metrics", {"loss": 1 / number}, step=number)
+        for item in range(2):
+            recorder.record("sample", {"item": item}, step=number)
+        if warning:
+            recorder.record("warning", {"message": warning}, step=number)
+
+    recorder.replay()  # at the start of a run there is nothing yet
+    step(1)
+    recorder.record("checkpoint", {"path": "x"}, step=1)
+    step(2, warning="one")
+    recorder.record("metrics", {"loss": 1 / 3}, step=3)
+    recorder.record("sample", {"item": 0}, step=3)  # here a rank dies
+    recorder.record("warning", {"message": "rank 1 died"})
+    recorder.replay()
+    step(2, warning="one")
+    step(3, warning="two")
+    recorder.record("checkpoint", {"path": "x"}, step=3)
+    recorder.replay()
+    step(4)
+    recorder.close()
+    told = [event for event in spooled(job_dir) if event.kind != "progress"]
+    assert [(event.kind, event.step, event.data.get("item")) for event in told] == [
+        *(("metrics", 1, None), ("sample", 1, 0), ("sample", 1, 1), ("checkpoint", 1, None)),
+        *(("metrics", 2, None), ("sample", 2, 0), ("sample", 2, 1), ("warning", 2, None)),
+        *(("metrics", 3, None), ("sample", 3, 0), ("warning", None, None)),
+        *(("sample", 3, 1), ("warning", 3, None), ("checkpoint", 3, None)),
+        *(("metrics", 4, None), ("sample", 4, 0), ("sample", 4, 1)),
+    ]
+    assert [event.seq for event in spooled(job_dir)] == list(range(1, len(spooled(job_dir)) + 1))
+
+
 def test_service_goes_away_and_comes_back_under_another_port(job_dir: Path) -> None:
     service = Service(job_dir)
     recorder = make(job_dir)

@@ -1,0 +1,60 @@
+"""What became of a rank, as far as it can be told from what is left of it."""
+
+from pathlib import Path
+
+import torch
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+
+from megatron_backend.workers.errors import (
+    NodeLost,
+    WorkerLost,
+    WorkerOutOfMemory,
+    WorkerPreempted,
+)
+
+_NETWORK_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+def death_of(rank: int, error: RayError, *, oom_killed: bool) -> WorkerLost:
+    """What Ray's error means.
+
+    Args:
+        rank: the rank that does not answer any more.
+        error: Ray's.
+        oom_killed: the kernel has killed a process of that machine for its memory meanwhile.
+    """
+    text = str(error)
+    if isinstance(error, OutOfMemoryError) or "memory on the node" in text:
+        return WorkerOutOfMemory(rank, text)
+    if isinstance(error, RayActorError) and error.preempted:
+        return WorkerPreempted(rank, text)
+    if "node has died" in text or "node died" in text:
+        return NodeLost(rank, text)
+    if oom_killed:
+        return WorkerOutOfMemory(rank, f"the kernel killed a process to free memory. {text}")
+    return WorkerLost(rank, text)
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Whether a collective failed because another rank could not be reached."""
+    return isinstance(
+        error, torch.distributed.DistNetworkError | torch.distributed.DistBackendError
+    ) or (isinstance(error, RuntimeError) and any(text in str(error) for text in _NETWORK_TEXTS))
+
+
+def oom_kills() -> int:
+    """How many processes the kernel of this machine has killed to free memory.
+
+    Counted for the cgroup that this process is in, where there is one, for a container's limit is
+    no business of its neighbours; else for the machine.
+    """
+    for path, name in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
+        try:
+            lines = Path(path).read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            key, _, count = line.partition(" ")
+            if key == name:
+                return int(count)
+    return 0

@@ -1,0 +1,108 @@
+"""Signals to a driver: what it makes of the first, the second, and of no time left."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from algorithms.errors import JobFailure
+from megatron_backend.driver.outcome import Stopped
+from megatron_backend.driver.stop import StopSignal
+from service.spec import Reason
+
+
+@pytest.fixture
+def stop(tmp_path: Path) -> Iterator[StopSignal]:
+    """Installed; the handlers of before are put back."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+    before = [signal.getsignal(number) for number in numbers]
+    stop = StopSignal(tmp_path)
+    stop.install()
+    yield stop
+    stop.ignore()
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGTERM, "PREEMPTED"), (signal.SIGUSR1, "TIMEOUT")]
+)
+def test_a_driver_that_trains_may_finish(
+    stop: StopSignal, number: signal.Signals, reason: str
+) -> None:
+    assert stop.failure() is None
+    with stop.finishing(3600.0):
+        send(number)
+        failure = stop.failure()
+    assert failure is not None
+    assert failure.reason == reason
+    assert f"stopped by {number.name}; the step" in str(failure)
+    assert stop.cause(failure) is failure
+
+
+@pytest.mark.parametrize("reason", [Reason.TIMEOUT, Reason.PREEMPTED])
+def test_the_service_says_why(stop: StopSignal, tmp_path: Path, reason: Reason) -> None:
+    (tmp_path / "stop").write_text(f"{reason}\n")
+    with stop.finishing(3600.0):
+        send(signal.SIGTERM)
+    failure = stop.failure()
+    assert failure is not None
+    assert failure.reason is reason
+
+
+def test_a_users_cancel_waits_for_nothing(stop: StopSignal, tmp_path: Path) -> None:
+    (tmp_path / "stop").write_text("CANCELLED\n")
+    with pytest.raises(Stopped) as caught, stop.finishing(3600.0):
+        send(signal.SIGTERM)
+    assert caught.value.reason is Reason.CANCELLED
+
+
+def test_before_and_after_training_there_is_nothing_to_finish(stop: StopSignal) -> None:
+    with stop.finishing(3600.0):
+        pass
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_second_signal_ends_at_once(stop: StopSignal, second: signal.Signals) -> None:
+    with stop.finishing(3600.0):
+        send(signal.SIGUSR1)
+        with pytest.raises(Stopped) as caught:
+            send(second)
+    assert caught.value.reason is Reason.TIMEOUT  # of the first
+
+
+def test_the_grace_ends(stop: StopSignal) -> None:
+    with stop.finishing(0.2):
+        send(signal.SIGTERM)
+        with pytest.raises(Stopped, match="stopped by SIGTERM") as caught:
+            time.sleep(60)
+    assert caught.value.reason is Reason.PREEMPTED
+
+
+def test_no_grace_at_all(stop: StopSignal) -> None:
+    with pytest.raises(Stopped), stop.finishing(0.0):
+        send(signal.SIGTERM)
+
+
+def test_what_ended_the_driver(stop: StopSignal) -> None:
+    """Ray turns what is raised inside its calls into errors of its own."""
+    bug, exit_ = KeyError("x"), SystemExit(143)
+    assert stop.cause(bug) is bug
+    by_ray = stop.cause(exit_)  # Ray's own handler was in place
+    assert isinstance(by_ray, Stopped)
+    assert by_ray.reason is Reason.PREEMPTED
+    with stop.finishing(3600.0):
+        send(signal.SIGTERM)
+    inside_ray = stop.cause(SystemError("returned a result with an exception set"))
+    assert isinstance(inside_ray, Stopped)
+    other = JobFailure(Reason.USER_ERROR, "line 3")
+    assert stop.cause(other) is other

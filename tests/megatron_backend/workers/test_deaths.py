@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+import torch
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+
+from megatron_backend.workers.deaths import death_of, is_network_error, oom_kills
+from megatron_backend.workers.errors import (
+    NodeLost,
+    WorkerLost,
+    WorkerOutOfMemory,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "oom_killed", "kind", "restartable"),
+    [
+        (ActorDiedError("connection error code 2"), False, WorkerLost, True),
+        (ActorDiedError("connection error code 2"), True, WorkerOutOfMemory, False),
+        (ActorDiedError("Its node has died."), False, NodeLost, False),
+        (OutOfMemoryError("memory on the node was low"), False, WorkerOutOfMemory, False),
+    ],
+)
+def test_what_a_death_means(
+    error: RayError, oom_killed: bool, kind: type[WorkerLost], restartable: bool
+) -> None:
+    death = death_of(3, error, oom_killed=oom_killed)
+    assert type(death) is kind
+    assert (death.rank, death.ranks, death.restartable) == (3, (3,), restartable)
+    assert "rank 3 died" in str(death)
+
+
+def test_only_lost_connections_count_as_the_network() -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:1")
+    assert is_network_error(lost)
+    assert is_network_error(torch.distributed.DistNetworkError("reset"))
+    assert not is_network_error(RuntimeError("shape mismatch"))
+    assert not is_network_error(ValueError("Connection closed by peer"))
+
+
+def test_the_kernel_counts_its_kills() -> None:
+    """The number itself is the machine's; it is read from where the kernel writes it."""
+    sources = [Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")]
+    source = next(path for path in sources if path.exists())
+    assert f"oom_kill {oom_kills()}" in source.read_text().splitlines()
