@@ -8,6 +8,7 @@ and answer the same; `layout.output_ranks` names one of each, in the order of th
 on a prompt's place in the whole list, so none of this changes a token.
 """
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -73,9 +74,12 @@ class GenerationRank:
         self._engine = _engine(self.model, config, stop_token_ids, max_length, dtype)
         self._sync: WeightSync | None = None
 
-    def sync(self, train_model: GPTModel, version: int) -> None:
-        """Takes over the trained model's weights as `version`; every rank must call it."""
-        if self._sync is None or self._sync.source is not train_model:
+    def sync(self, train_model: Sequence[GPTModel], version: int) -> None:
+        """Takes over the weights of the trained model's chunks as `version`.
+
+        Every rank must call it.
+        """
+        if self._sync is None or any(map(operator.is_not, self._sync.source, train_model)):
             self._sync = WeightSync(train_model, self.model)
         # A sync that fails half-way leaves weights of no version at all.
         self.weight_version = None
@@ -114,12 +118,7 @@ def _engine(
 ) -> GenerationEngine:
     """Megatron's dynamic engine on CUDA, ours on the CPU."""
     if not torch.cuda.is_available():
-        return CpuEngine(
-            model,
-            vocabulary_size=config.vocab_size,
-            stop_token_ids=stop_token_ids,
-            max_length=max_length,
-        )
+        return CpuEngine(model, config, stop_token_ids=stop_token_ids, max_length=max_length)
     if dtype != torch.bfloat16:
         raise ValueError(
             "generation on CUDA needs `precision.dtype` bf16: its attention kernels know no fp32"

@@ -55,7 +55,7 @@ def sync_and_generate(
     """This rank's share of the completions, one list for each sampling."""
     model = trained_model(folder, train_layout)
     generator = generation_rank(folder, layout, model.vocab_size, stop, max_length)
-    generator.sync(model, 7)
+    generator.sync([model], 7)
     share = layout.share(len(prompts), layout.coordinates(rank).dp)
     mine = [prompts[index] for index in share]
     return [generator.generate(mine, share, sampling) for sampling in samplings]
