@@ -17,6 +17,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megatron_backend.fp8_emulation import emulate
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.gemma import adapt_model
 from megatron_backend.models.layer_spec import block_spec
@@ -49,7 +50,7 @@ def build_model(
         dtype: of parameters and activations: float32, bfloat16 or float16.
         max_length: longest sequence; null takes the config's.
         recompute: activations that the backward pass computes again.
-        fp8: recipe of Transformer Engine's matrix products; none of it concerns the CPU.
+        fp8: recipe of Transformer Engine's matrix products; without CUDA they are emulated.
         pg_collection: process groups of the layout; null takes Megatron's global ones.
         padded_vocab: rows of embedding and output layer; null pads for this layout. A generation
             copy takes its training model's, so that weights move between them row by row.
@@ -89,6 +90,8 @@ def build_model(
         frequencies = inverse_frequencies(config.rope, config.head_dim)
         model.rotary_pos_emb.inv_freq = frequencies.to(device())
         adapt_model(model, config)
+        if fp8 is not None and not torch.cuda.is_available():
+            emulate(model, fp8)
         chunks.append(model.to(device=device(), dtype=dtype))
     return chunks
 
@@ -168,6 +171,9 @@ def _parallel(config: ModelConfig, layout: Layout) -> dict[str, Any]:
         "pipeline_model_parallel_layout": _stages(config, layout),
         # Micro-batches have lengths of their own; stages tell each other before they send.
         "variable_seq_lengths": layout.pp > 1,
+        # In one batch, messages of two chunks between the same two stages would be mixed up.
+        "overlap_p2p_comm": layout.vpp > 1,
+        "batch_p2p_comm": layout.vpp == 1,
         # The only way to the experts that allows for it, asked for without experts too.
         "moe_token_dispatcher_type": "alltoall",
     }
