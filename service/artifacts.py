@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 _STEP = re.compile(r"step-([0-9]{8,9})")
 
@@ -21,8 +22,8 @@ class PublishedCheckpoint:
 
     step: int
     attempt: int
-    layout: Mapping[str, int]
-    """tp, pp and dp of the ranks that wrote it; any layout can load it."""
+    layout: Mapping[str, Any]
+    """Of the ranks that wrote it; any layout can load it."""
     created_at: float
     """Seconds since the epoch."""
     bytes: int

@@ -245,7 +245,9 @@ class CheckpointStore:
             trash = self.root / f".trash-{step_name(step)}-{secrets.token_hex(4)}"
             os.rename(self.root / step_name(step), trash)
             nameless.append(trash)
-        damaged = sorted(self.root.glob(".corrupt-*"), key=lambda path: int(path.name.split("-")[3]))
+        damaged = sorted(
+            self.root.glob(".corrupt-*"), key=lambda path: int(path.name.split("-")[3])
+        )
         return nameless + damaged[:-CORRUPT_KEPT]
 
     def _scores(self, newest: int) -> dict[int, float | None]:

@@ -22,11 +22,11 @@ from service.api.resources import (
 from service.api.views import job_resource, job_summary, layout_resource
 from service.artifacts import checkpoints
 from service.catalogue import CatalogueUnavailable
-from service.jobs import ApiKey, JobState, new_job_id
-from service.spec import JobSpec
+from service.jobs import ApiKey, JobFolder, JobState, new_job_id
+from service.spec import JobContext, JobSpec
 from service.store import Idempotency, IdempotencyConflict
-from service.validation.document import read_job_spec
 from service.validation.memory import estimate
+from service.validation.resume import put_aside, put_back, read_submission
 from service.validation.submit import AcceptedJob
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -56,7 +56,7 @@ async def submit_job(
     ] = None,
 ) -> JobResource:
     """Checks a job, stores it, and has it started. A repeated request is answered with 200."""
-    spec = read_job_spec(await request.body())
+    spec = await _read(service, request)
     job, created = await to_thread.run_sync(
         _submit, service, caller, spec, idempotency_key, limiter=service.checking
     )
@@ -76,10 +76,12 @@ def _submit(
         job = service.store.jobs.replay(idempotency, document) if idempotency else None
         created = job is None
         if job is None:
-            context = _accept(service, spec).context(new_job_id())
+            context = _prepare(service, _accept(service, spec))
             job, created = service.store.jobs.create(
                 context, document, created_by=caller.id, idempotency=idempotency
             )
+            if not created:  # another request with the same key was faster
+                put_back(JobFolder(service.settings.jobs_dir / context.job_id))
     except IdempotencyConflict as error:
         raise Refusal(
             HTTPStatus.CONFLICT,
@@ -89,6 +91,21 @@ def _submit(
             headers={"x-should-retry": "false"},
         ) from None
     return job_resource(job, service.store), created
+
+
+async def _read(service: ServiceContext, request: Request) -> JobSpec:
+    """The job of a request's body; a short one takes what it leaves out from the job it resumes."""
+    body = await request.body()
+    return await to_thread.run_sync(read_submission, body, service.store, limiter=service.checking)
+
+
+def _prepare(service: ServiceContext, accepted: AcceptedJob) -> JobContext:
+    """Gives a job its id, and puts aside for it what it goes on from."""
+    job_id = new_job_id()
+    if accepted.resume is None:
+        return accepted.context(job_id)
+    folder = JobFolder(service.settings.jobs_dir / job_id)
+    return accepted.context(job_id, put_aside(accepted.resume, folder))
 
 
 def _accept(service: ServiceContext, spec: JobSpec) -> AcceptedJob:
@@ -111,7 +128,7 @@ def catalogue_unavailable(error: CatalogueUnavailable) -> Refusal:
 @router.post("/jobs:plan", openapi_extra=JOB_BODY)
 async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
     """Checks a job as a submit does, and shows what it would become. Takes and stores nothing."""
-    spec = read_job_spec(await request.body())
+    spec = await _read(service, request)
     accepted = await to_thread.run_sync(_accept, service, spec, limiter=service.checking)
     training, layout = accepted.spec.training, accepted.layout
     micro = None if training.micro_batch_size == "auto" else training.micro_batch_size

@@ -167,8 +167,8 @@ class CheckpointResource(Resource):
     attempt: int
     created_at: float
     bytes: int
-    layout: dict[str, int]
-    """tp, pp and dp of the ranks that wrote it; any layout can load it."""
+    layout: dict[str, Any]
+    """`parallel` of the ranks that wrote it, `auto` resolved; any layout can load it."""
     latest: bool
     path: str
     """Folder on the storage of the service."""

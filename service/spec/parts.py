@@ -281,6 +281,8 @@ class ResumeSpec(SpecModel):
     """Name or id of the job to go on with."""
     step: Annotated[int, Field(ge=0, lt=10**9)] | Literal["latest"] = "latest"
     """Which of its checkpoints; `latest` is resolved, and stored, at submit."""
+    layout: ParallelSpec | None = None
+    """Another name for the job's `parallel`: the layout to go on with."""
 
 
 class DeadlineSpec(SpecModel):

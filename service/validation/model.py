@@ -107,9 +107,24 @@ class ModelFinder:
                 fix="GET /v1/jobs lists them",
             )
             return None, [problem]
-        folder, missing = self._checkpoint(job, wanted, field)
+        folder, missing = self.find_checkpoint(job, wanted, field)
         if folder is None:
             return None, [missing] if missing else []
+        step = int(folder.name.removeprefix("step-"))
+        pinned = ModelSource.model_validate({"from": f"job:{job.id}@{step}"})
+        return self.of_checkpoint(job, folder, pinned, field)
+
+    def of_checkpoint(
+        self, job: Job, folder: Path, source: ModelSource, field: str
+    ) -> tuple[FoundModel | None, list[FieldProblem]]:
+        """The model of a checkpoint, or None and what is wrong.
+
+        Args:
+            job: that the checkpoint is of.
+            folder: the checkpoint.
+            source: what the found model's `source` shall be.
+            field: that problems are of.
+        """
         try:
             earlier = job.context().model
         except ValidationError:
@@ -131,13 +146,18 @@ class ModelFinder:
         resolved = ResolvedModel(
             kind="checkpoint", config=config, tokenizer=str(tokenizer), weights=str(folder)
         )
-        step = int(folder.name.removeprefix("step-"))
-        pinned = ModelSource.model_validate({"from": f"job:{job.id}@{step}"})
-        return FoundModel(resolved=resolved, config=parsed, source=pinned), []
+        return FoundModel(resolved=resolved, config=parsed, source=source), []
 
-    def _checkpoint(
+    def find_checkpoint(
         self, job: Job, wanted: str, field: str
     ) -> tuple[Path | None, FieldProblem | None]:
+        """The folder of a checkpoint of a job, or None and what is wrong.
+
+        Args:
+            job: whose it is.
+            wanted: `latest` or a step.
+            field: that problems are of.
+        """
         root = JobFolder(self._jobs_dir / job.id).checkpoints_path
         steps = checkpoint_folders(root)
         if not steps:

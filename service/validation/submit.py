@@ -11,7 +11,7 @@ from pathlib import Path
 from service.catalogue import Catalogue
 from service.launchers import Launcher
 from service.settings import Settings
-from service.spec import JobContext, JobSpec
+from service.spec import JobContext, JobSpec, ResumedCheckpoint
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.store import Store
@@ -30,6 +30,7 @@ from service.validation.layout import (
 from service.validation.model import FoundModel, ModelFinder
 from service.validation.precision import check_formats, check_fp8_layers
 from service.validation.problems import FieldProblem, InvalidRequest
+from service.validation.resume import FoundResume, ResumeFinder, with_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +43,27 @@ class AcceptedJob:
     """Of training, with `auto` resolved."""
     model: FoundModel
     files: dict[str, str]
+    resume: FoundResume | None = None
+    """What the job goes on from; it has to be put aside before `context` is made."""
 
-    def context(self, job_id: str) -> JobContext:
-        """What the driver of the job gets."""
+    def context(self, job_id: str, resumed: ResumedCheckpoint | None = None) -> JobContext:
+        """What the driver of the job gets.
+
+        Args:
+            job_id: the new job's.
+            resumed: where `resume` was put aside for it.
+        """
+        model = self.model.resolved
+        if resumed is not None:
+            tokenizer = str(Path(resumed.checkpoint, "hf"))
+            model = model.model_copy(update={"tokenizer": tokenizer})
         return JobContext(
             job_id=job_id,
             spec=self.spec,
             dp=self.layout.dp,
-            model=self.model.resolved,
+            model=model,
             files=self.files,
+            resume=resumed,
         )
 
 
@@ -72,6 +85,7 @@ class Validator:
         self._models = ModelFinder(
             roots=settings.all_model_roots, jobs_dir=settings.jobs_dir, store=store
         )
+        self._resumes = ResumeFinder(store=store, models=self._models)
 
     def accept(self, spec: JobSpec) -> AcceptedJob:
         """Checks a job.
@@ -80,14 +94,20 @@ class Validator:
             InvalidRequest: with every fault that was found.
             CatalogueUnavailable: the environments' process failed.
         """
-        problems = check_cluster(spec, self._launchers) + check_schedule(spec)
+        spec, problems = with_layout(spec)
+        problems += check_cluster(spec, self._launchers) + check_schedule(spec)
         launcher = self._launchers.get(spec.resources.cluster)
         problems += check_formats(spec, launcher.compute_capability if launcher else None)
         layout, found = resolve_layout(spec)
         problems += found
         if layout is not None:
             problems += check_batch(spec, layout) + check_cuts(spec, layout)
-        model, found = self._models.find(spec.model)
+        resume, model = None, None
+        if spec.resume is None:
+            model, found = self._models.find(spec.model)
+        else:
+            resume, found = self._resumes.find(spec, spec.resume)
+            model = None if resume is None else resume.model
         problems += found
         if model is not None:
             problems += check_lengths(spec, model.config)
@@ -103,7 +123,9 @@ class Validator:
         if problems or layout is None or model is None:
             raise InvalidRequest(problems)
         pinned = pinned.model_copy(update={"model": model.source})
-        return AcceptedJob(spec=pinned, layout=layout, model=model, files=files)
+        if resume is not None:
+            pinned = pinned.model_copy(update={"resume": resume.pinned})
+        return AcceptedJob(spec=pinned, layout=layout, model=model, files=files, resume=resume)
 
     def _pin_environments(self, spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
         problems: list[FieldProblem] = []
