@@ -2,13 +2,15 @@
 
 Megatron's own layers spend most of a small decoding step outside its arithmetic: they transpose to
 [sequence, batch], compute the sines of every position again, repeat keys and values for grouped
-queries, and pass through a dozen modules. Here a step is about twenty tensor operations a layer,
-on the model's own weights. Three choices carry it:
+queries, and pass through a dozen modules. Here a step is fifteen tensor operations a layer, on the
+model's own weights. Four choices carry it:
 
 - The fused QKV product of one token is viewed as [rows, KV heads, n queries + key + value, head].
   So queries of one KV head are the rows of one small matrix product with its keys, and grouped
-  queries need no repetition. Queries and key are rotated together, in one operation.
-- The softmax scale goes into the cosines and sines of the queries, since rotation is linear.
+  queries need no repetition. Queries and key are rotated together, in place, by one complex
+  multiplication (see `decoder_weights`); key and value are cached together, by one copy.
+- The scale of the scores goes into the rotation of the queries, since rotation is linear.
+- What a block adds to the residual stream is added by its last matrix product.
 - Only a prompt's last token is asked what comes next. So in the last layer only keys and values
   are computed for the others.
 
@@ -20,8 +22,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from megatron_backend.generation.decoder_weights import DecoderWeights, LayerWeights
+from megatron_backend.generation.decoder_weights import (
+    DecoderWeights,
+    ExpertWeights,
+    LayerWeights,
+    MlpWeights,
+)
 from megatron_backend.generation.kv_cache import KeyValueCache
+from megatron_backend.models.config import RopeConfig
+from megatron_backend.models.rope import inverse_frequencies
 
 
 class CachedDecoder:
@@ -33,19 +42,12 @@ class CachedDecoder:
     """
 
     def __init__(self, weights: DecoderWeights, *, positions: int) -> None:
-        self.weights = weights
-        angles = torch.outer(
-            torch.arange(positions, dtype=torch.float32), weights.inverse_frequencies.float()
-        )
-        # Rotating (a, b) gives (a cos - b sin, b cos + a sin): the halves swapped, times these.
-        dtype = weights.embedding.dtype
-        self._cos = torch.cat([angles.cos(), angles.cos()], dim=-1).to(dtype)
-        self._sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(dtype)
-        scales = torch.ones(weights.queries_per_key + 1, 1, dtype=dtype)
-        scales[:-1] = weights.head_dim**-0.5
-        self._scales = scales
+        self.weights, self._config = weights, weights.config
+        self._rotations = _rotations(weights, self._config.rope, positions)
+        local = self._config.local_rope
+        self._local_rotations = None if local is None else _rotations(weights, local, positions)
 
-    def prefill(self, tokens: Tensor, padding: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def prefill(self, tokens: Tensor, padding: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Whole prompts.
 
         Args:
@@ -54,27 +56,30 @@ class CachedDecoder:
 
         Returns:
             The logits [B, vocabulary / tp] after the last token, and keys and values of each
-            layer, [B, KV heads, P, head_dim].
+            layer, [B, KV heads, 2, P, head_dim].
         """
-        width = tokens.shape[1]
+        rows, width = tokens.shape
         places = torch.arange(width) - padding[:, None]
-        rotation = self._rotation(places.clamp(min=0))
-        mask = _prompt_mask(places) if bool(padding.any()) else None
-        hidden = self._embed(tokens)
-        keys, values = [], []
+        rotations = self._rotations_at(places.clamp(min=0).flatten())
+        padded = bool(padding.any())
+        hidden = self._embed(tokens.flatten())
+        pieces = []
         for layer in self.weights.layers:
-            heads = self._heads(layer, hidden, rotation)
-            key, value = (heads[..., -2, :].transpose(1, 2), heads[..., -1, :].transpose(1, 2))
-            keys.append(key)
-            values.append(value)
+            heads = self._heads(layer, hidden, rotations[layer.local_rope]).unflatten(
+                0, (rows, width)
+            )
+            piece = heads[..., -2:, :].permute(0, 2, 3, 1, 4)
+            pieces.append(piece)
+            queries = heads[..., :-2, :]
             if layer is self.weights.layers[-1]:
-                last = None if mask is None else _additive(mask[:, :, -1:], key.dtype)
-                context = _attend_one(heads[:, -1, :, :-2], key, value, last)
-                hidden = hidden[:, -1]
-            else:
-                context = _attend_causally(heads[..., :-2, :], key, value, mask)
+                hidden = hidden.unflatten(0, (rows, width))[:, -1].contiguous()
+                queries = queries[:, -1:]
+            mask = _prompt_mask(places, layer.window, padded, queries=queries.shape[1])
+            context = _attend(
+                queries, piece[:, :, 0], piece[:, :, 1], mask, self._config.attention_softcap
+            )
             hidden = self._rest_of_layer(layer, hidden, context)
-        return self._logits(hidden), keys, values
+        return self._logits(hidden), pieces
 
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """One more token a row, which the cache then holds.
@@ -86,23 +91,39 @@ class CachedDecoder:
         Returns:
             [rows, vocabulary / tp] logits of the token after it.
         """
-        rotation = self._rotation(cache.positions())
-        slot = cache.length
+        rotations = self._rotations_at(cache.positions())
         cache.length += 1
         mask = cache.mask()
         hidden = self._embed(tokens)
-        for layer, keys, values in zip(self.weights.layers, cache.keys, cache.values, strict=True):
-            heads = self._heads(layer, hidden, rotation)
-            keys[:, :, slot] = heads[:, :, -2]
-            values[:, :, slot] = heads[:, :, -1]
+        for number, layer in enumerate(self.weights.layers):
+            heads = self._heads(layer, hidden, rotations[layer.local_rope])
+            memory = cache.write(number, heads[:, :, -2:])
+            first = 0 if layer.window is None else max(cache.length - 1 - layer.window, 0)
+            seen = memory[:, :, first : cache.length]
             context = _attend_one(
-                heads[:, :, :-2], keys[:, :, : slot + 1], values[:, :, : slot + 1], mask
+                heads[:, :, :-2].flatten(0, 1),
+                seen[:, 0],
+                seen[:, 1],
+                None if mask is None else mask[..., first:],
+                self._config.attention_softcap,
             )
-            hidden = self._rest_of_layer(layer, hidden, context)
+            hidden = self._rest_of_layer(layer, hidden, context.view(len(hidden), -1))
         return self._logits(hidden)
 
+    def _rotations_at(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[N, 1, n + 1, head_dim / 2] complex of each position, and of layers with local ones."""
+        local = self._local_rotations
+        return self._rotations[positions, None], None if local is None else local[positions, None]
+
     def _embed(self, tokens: Tensor) -> Tensor:
-        """[..., hidden]; each rank looks up the tokens of its part of the vocabulary."""
+        """[N, hidden], the bottom of the residual stream."""
+        hidden = self._look_up(tokens)
+        if self._config.embedding_scale is None:
+            return hidden
+        return hidden.mul_(torch.tensor(self._config.embedding_scale, dtype=hidden.dtype))
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        """[N, hidden]; each rank looks up the tokens of its part of the vocabulary."""
         weights = self.weights
         if weights.group is None:
             return F.embedding(tokens, weights.embedding)
@@ -111,46 +132,83 @@ class CachedDecoder:
         hidden = F.embedding(local.masked_fill(elsewhere, 0), weights.embedding)
         return self._sum_over_ranks(hidden.masked_fill_(elsewhere[..., None], 0))
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., 1, n + 1, head_dim] at `positions` [...]."""
-        return (
-            self._cos[positions][..., None, None, :] * self._scales,
-            self._sin[positions][..., None, None, :] * self._scales,
-        )
+    def _heads(self, layer: LayerWeights, hidden: Tensor, rotation: Tensor | None) -> Tensor:
+        """[N, KV heads, n + 2, head_dim]: rotated queries, rotated key, value.
 
-    def _heads(
-        self, layer: LayerWeights, hidden: Tensor, rotation: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """[..., KV heads, n + 2, head_dim]: rotated queries, rotated key, value."""
+        Args:
+            layer: whose.
+            hidden: [N, hidden].
+            rotation: [N, 1, n + 1, head_dim / 2], of each token's position.
+        """
+        assert rotation is not None, "layers turn locally only where there are local frequencies"
         weights = self.weights
-        normed = self._norm(hidden, layer.attention_norm)
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
-        if weights.qkv_slots is not None:
-            qkv = self._gather(qkv).unflatten(-1, (-1, weights.head_dim))[..., weights.qkv_slots, :]
-            qkv = qkv.flatten(-2)
-        heads = qkv.unflatten(-1, (weights.kv_heads, weights.queries_per_key + 2, weights.head_dim))
-        turned = heads[..., :-1, :]
+        qkv = F.linear(self._norm(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        if weights.qkv_rows is not None:
+            qkv = self._gather(qkv).index_select(-1, weights.qkv_rows)
+        heads = qkv.view(-1, weights.kv_heads, weights.queries_per_key + 2, self._config.head_dim)
+        turned = heads[:, :, :-1]
         if layer.head_norm is not None:
-            turned = self._norm(turned, layer.head_norm)
-        cos, sin = rotation
-        swapped = torch.roll(turned, weights.head_dim // 2, -1)
-        heads[..., :-1, :] = (turned * cos).addcmul_(swapped, sin)
+            turned.copy_(self._norm(turned, None).mul_(layer.head_norm))
+        if heads.dtype == torch.float32:
+            _as_complex(heads)[:, :, :-1].mul_(rotation)
+        else:
+            turned.copy_(torch.view_as_real(_as_complex(turned.float()) * rotation).flatten(-2))
         return heads
 
     def _rest_of_layer(self, layer: LayerWeights, hidden: Tensor, context: Tensor) -> Tensor:
         """Attention's output projection and the MLP, each added to the residual stream."""
-        hidden = hidden + self._sum_over_ranks(F.linear(context, layer.projection))
-        gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return hidden + self._sum_over_ranks(F.linear(F.silu(gate).mul_(up), layer.down))
+        hidden = self._add_product(hidden, context, layer.projection, layer.projection_norm)
+        normed = self._norm(hidden, layer.mlp_norm)
+        if isinstance(layer.mlp, ExpertWeights):
+            return hidden.add_(self._sum_over_ranks(self._mixture(layer.mlp, normed)))
+        gated = self._gated(layer.mlp, normed)
+        return self._add_product(hidden, gated, layer.mlp.down, layer.down_norm)
+
+    def _gated(self, mlp: MlpWeights, normed: Tensor) -> Tensor:
+        gate, up = F.linear(normed, mlp.gate_up).chunk(2, dim=-1)
+        if self._config.activation == "silu":
+            return F.silu(gate).mul_(up)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    def _mixture(self, mixture: ExpertWeights, normed: Tensor) -> Tensor:
+        """[N, hidden]: each token's experts, by their weights; sorted, so that each expert sees
+        its tokens at once."""
+        logits = F.linear(normed.float(), mixture.router.float())
+        if mixture.softmax_first:
+            shares, chosen = logits.softmax(-1).topk(mixture.top_k)
+        else:
+            top, chosen = logits.topk(mixture.top_k)
+            shares = top.softmax(-1)
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // mixture.top_k
+        counts = torch.bincount(chosen.flatten(), minlength=len(mixture.experts)).tolist()
+        outputs = [
+            F.linear(self._gated(expert, part), expert.down)
+            for expert, part in zip(mixture.experts, normed[tokens].split(counts), strict=True)
+            if len(part)
+        ]
+        weighted = torch.cat(outputs).mul_(shares.flatten()[order, None])
+        return torch.zeros_like(normed).index_add_(0, tokens, weighted.to(normed.dtype))
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(self._norm(hidden, self.weights.final_norm), self.weights.output)
+        logits = F.linear(self._norm(hidden, self.weights.final_norm), self.weights.output)
+        cap = self._config.final_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm over the last dimension (Zhang, Sennrich, arXiv 1910.07467, equation 4)."""
-        wide = values.float()
-        scale = (wide.square().mean(-1, keepdim=True)).add_(self.weights.norm_epsilon).rsqrt_()
-        return (wide * scale).to(values.dtype).mul_(weight)
+    def _norm(self, values: Tensor, weight: Tensor | None) -> Tensor:
+        """RMSNorm (arXiv 1910.07467, equation 4), computed in the format of its weight."""
+        wide = values if weight is None else values.to(weight.dtype)
+        normed = F.rms_norm(wide, values.shape[-1:], weight, self._config.norm_eps)
+        return normed.to(values.dtype)
+
+    def _add_product(
+        self, hidden: Tensor, values: Tensor, matrix: Tensor, norm: Tensor | None
+    ) -> Tensor:
+        """`hidden` plus the product, which has a norm of its own in some models."""
+        if self.weights.group is None and norm is None:
+            return hidden.addmm_(values, matrix.t())
+        product = self._sum_over_ranks(F.linear(values, matrix))
+        return hidden.add_(product if norm is None else self._norm(product, norm))
 
     def _sum_over_ranks(self, partial: Tensor) -> Tensor:
         if self.weights.group is not None:
@@ -165,56 +223,91 @@ class CachedDecoder:
         return torch.cat(shards, dim=-1)
 
 
-def _prompt_mask(places: Tensor) -> Tensor:
-    """[B, 1, P, P] True where a token may look: at real tokens up to itself.
+def _rotations(weights: DecoderWeights, rope: RopeConfig, positions: int) -> Tensor:
+    """[positions, n + 1, head_dim / 2] complex: what queries and key are multiplied by."""
+    frequencies = inverse_frequencies(rope, weights.config.head_dim)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    scales = torch.ones(weights.queries_per_key + 1, 1)
+    scales[:-1] = weights.config.softmax_scale
+    return torch.polar(scales.expand(-1, angles.shape[1]), angles[:, None])
+
+
+def _as_complex(heads: Tensor) -> Tensor:
+    return torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
+
+
+def _prompt_mask(
+    places: Tensor, window: int | None, padded: bool, *, queries: int
+) -> Tensor | None:
+    """[B, 1, queries, P] True where one of the last tokens may look; None where that is causal.
 
     Padding may look at itself: a softmax over nothing would be NaN, and spread.
     """
     width = places.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    return ((causal & (places >= 0)[:, None]) | torch.eye(width, dtype=torch.bool))[:, None]
+    if not padded and (window is None or window >= width - 1):
+        return None
+    slots = torch.arange(width)
+    distance = slots[width - queries :, None] - slots
+    seen = (distance >= 0) if window is None else (distance >= 0) & (distance <= window)
+    return ((seen & (places >= 0)[:, None]) | (distance == 0))[:, None]
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-
-
-def _attend_one(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_one(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None
+) -> Tensor:
     """Attention of one token a row; the scale is in the queries already.
 
     Args:
-        queries: [B, KV heads, n, head_dim].
-        keys, values: [B, KV heads, K, head_dim].
-        mask: [B, 1, 1, K] to add, or None.
+        queries: [rows * KV heads, n, head_dim].
+        keys, values: [rows * KV heads, K, head_dim].
+        mask: [rows * KV heads, 1, K] to add, or None.
+        softcap: scores become cap * tanh(score / cap); None leaves them.
 
     Returns:
-        [B, heads * head_dim].
+        [rows * KV heads, n, head_dim].
     """
-    scores = torch.matmul(queries, keys.transpose(-1, -2))
-    if mask is not None:
-        scores += mask
-    weights = torch.softmax(scores, dim=-1)
-    return torch.matmul(weights, values).flatten(1)
+    if mask is not None and softcap is None:
+        scores = torch.baddbmm(mask, queries, keys.mT)
+    else:
+        scores = torch.bmm(queries, keys.mT)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+            scores = scores if mask is None else scores.add_(mask)
+    return torch.bmm(torch.softmax(scores, dim=-1), values)
 
 
-def _attend_causally(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention within prompts; the scale is in the queries already.
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None
+) -> Tensor:
+    """Attention of the last tokens of prompts; the scale is in the queries already.
 
     Args:
-        queries: [B, P, KV heads, n, head_dim].
+        queries: [B, Q, KV heads, n, head_dim]; Q is P, or 1.
         keys, values: [B, KV heads, P, head_dim].
-        mask: [B, 1, P, P], True where a token may look; None is causal.
+        mask: [B, 1, Q, P], True where a token may look; None is causal.
+        softcap: scores become cap * tanh(score / cap); None leaves them.
 
     Returns:
-        [B, P, heads * head_dim].
+        [B * Q, heads * head_dim].
     """
-    context = F.scaled_dot_product_attention(
-        queries.flatten(2, 3).transpose(1, 2),
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=1.0,
-        enable_gqa=queries.shape[3] > 1,
-    )
-    return context.transpose(1, 2).flatten(2)
+    shared, one = queries.shape[3], queries.shape[1] == 1
+    heads = queries.flatten(2, 3).transpose(1, 2)
+    if softcap is None:
+        context = F.scaled_dot_product_attention(
+            heads,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None and not one,
+            scale=1.0,
+            enable_gqa=shared > 1,
+        )
+    else:
+        scores = heads @ keys.repeat_interleave(shared, 1).mT
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+        if mask is None and not one:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if mask is not None:
+            scores.masked_fill_(~mask, -torch.inf)
+        context = scores.softmax(-1) @ values.repeat_interleave(shared, 1)
+    return context.transpose(1, 2).flatten(0, 1).flatten(1)

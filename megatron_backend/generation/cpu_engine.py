@@ -19,6 +19,7 @@ from megatron_backend.generation.decoder_weights import DecoderWeights
 from megatron_backend.generation.draws import uniforms
 from megatron_backend.generation.kv_cache import KeyValueCache
 from megatron_backend.generation.sampler import VocabularyShard, greedy, sample
+from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.vocabulary import real_columns
 
 # Tokens of one prefill: enough to keep matrix products efficient, few enough that its activations
@@ -34,7 +35,7 @@ class CpuEngine:
 
     Args:
         model: a GPTModel with all its layers; its weights are read anew at each call.
-        vocabulary_size: real tokens; columns beyond it are never sampled.
+        config: of the model; columns beyond its vocabulary are never sampled.
         stop_token_ids: a completion ends with the first of these.
         max_length: tokens at most in prompt and answer together.
         memory_bytes: what one batch's keys, values and logits may take.
@@ -43,15 +44,14 @@ class CpuEngine:
     def __init__(
         self,
         model: Any,
+        config: ModelConfig,
         *,
-        vocabulary_size: int,
         stop_token_ids: Sequence[int],
         max_length: int,
         memory_bytes: int = 1 << 30,
     ) -> None:
-        self._model = model
-        self._vocabulary_size = vocabulary_size
-        self._stop = torch.zeros(vocabulary_size, dtype=torch.bool)
+        self._model, self._config = model, config
+        self._stop = torch.zeros(config.vocab_size, dtype=torch.bool)
         self._stop[list(stop_token_ids)] = True
         self._max_length = max_length
         self._memory_bytes = memory_bytes
@@ -72,7 +72,7 @@ class CpuEngine:
         """
         if not prompts:
             return []
-        weights = DecoderWeights.of(self._model)
+        weights = DecoderWeights.of(self._model, self._config)
         bound = self._bound(weights)
         completions: dict[int, Completion] = {}
         for batch in batches(
@@ -84,7 +84,7 @@ class CpuEngine:
             run = _BatchRun(
                 batch,
                 CachedDecoder(weights, positions=batch.slots),
-                _shard(weights, self._vocabulary_size),
+                _shard(weights),
                 self._stop,
                 sampling,
                 [indices[row] for row in batch.rows],
@@ -100,7 +100,7 @@ class CpuEngine:
 
     def _bound(self, weights: DecoderWeights) -> MemoryBound:
         item = weights.embedding.element_size()
-        per_layer = 2 * weights.kv_heads * weights.head_dim * item
+        per_layer = 2 * weights.kv_heads * self._config.head_dim * item
         return MemoryBound(
             bytes=self._memory_bytes,
             bytes_per_token=per_layer * len(weights.layers),
@@ -108,12 +108,12 @@ class CpuEngine:
         )
 
 
-def _shard(weights: DecoderWeights, vocabulary_size: int) -> VocabularyShard:
+def _shard(weights: DecoderWeights) -> VocabularyShard:
     width = weights.output.shape[0]
     rank = 0 if weights.group is None else weights.group.rank()
     return VocabularyShard(
         start=width * rank,
-        real=real_columns(vocabulary_size, width=width, tp_rank=rank),
+        real=real_columns(weights.config.vocab_size, width=width, tp_rank=rank),
         group=weights.group,
     )
 
@@ -164,7 +164,7 @@ class _BatchRun:
             rows=len(batch.rows),
             heads=weights.kv_heads,
             slots=batch.slots,
-            head_dim=weights.head_dim,
+            head_dim=weights.config.head_dim,
             dtype=weights.embedding.dtype,
             padding=longest - torch.tensor(lengths),
         )
@@ -173,9 +173,9 @@ class _BatchRun:
         for first, last in _prefill_runs(batch.prompts):
             part = batch.prompts[first:last]
             tokens, padding = _pad_left(part)
-            part_logits, keys, values = self._decoder.prefill(tokens, padding)
+            part_logits, pieces = self._decoder.prefill(tokens, padding)
             rows = ((owners >= first) & (owners < last)).nonzero()[:, 0]
-            cache.fill(rows, keys, values, owners[rows] - first, longest)
+            cache.fill(rows, pieces, owners[rows] - first, longest)
             logits.append(part_logits)
         return cache, torch.cat(logits)[owners]
 

@@ -1,7 +1,12 @@
-"""The tensors of a dense Megatron decoder, by what they do, for the decoder that keeps a cache.
+"""The tensors of a Megatron decoder, by what they do, for the decoder that keeps a cache.
 
 They are read from the model anew for each call of `generate`, so a weight sync, which writes into
-the model's parameters, can leave nothing stale behind.
+the model's parameters, can leave nothing stale behind. All but the fused QKV matrix are the model's
+own memory.
+
+Rotary embeddings turn pairs of numbers. A pair is (i, i + head_dim / 2) in the model, and here it
+is (2 i, 2 i + 1): queries and keys are permuted alike, which changes no product of the two, and
+then a pair is one complex number and a rotation one multiplication.
 """
 
 from dataclasses import dataclass
@@ -9,8 +14,41 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
+
+from megatron_backend.generation.known_models import refuse_unknown, refuse_unread
+from megatron_backend.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpWeights:
+    """A gated MLP, this rank's shard.
+
+    Attributes:
+        gate_up: [2 * ffn, hidden], gate first.
+        down: [hidden, ffn].
+    """
+
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """A mixture of experts.
+
+    Attributes:
+        router: [experts, hidden].
+        top_k: experts that a token goes to.
+        softmax_first: an expert's weight is its probability among all experts; otherwise among the
+            token's own.
+        experts: one MLP each.
+    """
+
+    router: Tensor
+    top_k: int
+    softmax_first: bool
+    experts: list[MlpWeights]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +58,14 @@ class LayerWeights:
     Attributes:
         attention_norm, mlp_norm: [hidden].
         qkv, qkv_bias: [KV heads * (n + 2) * head_dim, hidden]; of each KV head its queries, then
-            its key, then its value.
+            its key, then its value. Pairs lie together in queries and key (see the module's text)
+            unless `DecoderWeights.qkv_rows` has to bring them together.
         head_norm: [n + 1, head_dim], norm weights of queries and key; None without.
         projection: [hidden, heads * head_dim].
-        gate_up: [2 * ffn, hidden], gate first.
-        down: [hidden, ffn].
+        mlp: what follows attention.
+        projection_norm, down_norm: [hidden], norms of what attention and MLP add; None without.
+        window: a token sees itself and so many before it; None where it sees all.
+        local_rope: turns by the local frequencies.
     """
 
     attention_norm: Tensor
@@ -32,9 +73,12 @@ class LayerWeights:
     qkv_bias: Tensor | None
     head_norm: Tensor | None
     projection: Tensor
+    projection_norm: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    mlp: MlpWeights | ExpertWeights
+    down_norm: Tensor | None
+    window: int | None
+    local_rope: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,58 +86,129 @@ class DecoderWeights:
     """A whole decoder, this rank's shard.
 
     Attributes:
+        config: the model's.
         group: the tensor-parallel group; None where there is one rank.
         embedding, output: [vocabulary / tp, hidden].
         layers: from the bottom.
         final_norm: [hidden].
-        norm_epsilon: of every norm.
         queries_per_key: query heads of one KV head on this rank.
         kv_heads: KV heads on this rank.
-        head_dim: size of one head.
-        qkv_slots: where there are fewer KV heads than ranks: which of the gathered heads are this
-            rank's queries, key and value.
-        inverse_frequencies: [head_dim / 2], of the rotary embedding.
+        qkv_rows: where there are fewer KV heads than ranks: which rows of the gathered QKV product
+            are this rank's queries, key and value.
     """
 
+    config: ModelConfig
     group: dist.ProcessGroup | None
     embedding: Tensor
     output: Tensor
     layers: list[LayerWeights]
     final_norm: Tensor
-    norm_epsilon: float
     queries_per_key: int
     kv_heads: int
-    head_dim: int
-    qkv_slots: Tensor | None
-    inverse_frequencies: Tensor
+    qkv_rows: Tensor | None
 
     @classmethod
-    def of(cls, model: Any) -> "DecoderWeights":
+    def of(cls, model: Any, config: ModelConfig) -> "DecoderWeights":
         """Reads a GPTModel that holds all its layers.
 
         Raises:
             NotImplementedError: the model has a part that the cached decoder does not know.
         """
-        config = model.config
-        _refuse_unknown(model)
+        refuse_unknown(model)
         tp = model.pg_collection.tp.size()
-        heads = config.num_attention_heads // tp
-        kv_heads = max(config.num_query_groups // tp, 1)
-        attention = [layer.self_attention for layer in model.decoder.layers]
-        return cls(
+        heads = config.num_heads // tp
+        kv_heads = max(config.num_kv_heads // tp, 1)
+        whole = config.num_kv_heads >= tp
+        read = _Reader(config, queries_per_key=heads // kv_heads, whole_heads=whole)
+        weights = cls(
+            config=config,
             group=model.pg_collection.tp if tp > 1 else None,
-            embedding=model.embedding.word_embeddings.weight.detach(),
-            output=_output_weight(model).detach(),
-            layers=[
-                _layer(layer, queries_per_key=heads // kv_heads) for layer in model.decoder.layers
-            ],
-            final_norm=model.decoder.final_layernorm.weight.detach(),
-            norm_epsilon=config.layernorm_epsilon,
+            embedding=read.of(model.embedding.word_embeddings.weight),
+            output=read.of(_output_weight(model)),
+            layers=[read.layer(number, layer) for number, layer in enumerate(model.decoder.layers)],
+            final_norm=read.norm(model.decoder.final_layernorm),
             queries_per_key=heads // kv_heads,
             kv_heads=kv_heads,
-            head_dim=attention[0].hidden_size_per_attention_head,
-            qkv_slots=_slots(config, model.pg_collection.tp),
-            inverse_frequencies=model.rotary_pos_emb.inv_freq,
+            qkv_rows=None if whole else _rows(config, model.pg_collection.tp),
+        )
+        refuse_unread(model, read.seen)
+        return weights
+
+
+class _Reader:
+    """Takes parameters out of Megatron's modules, and remembers which.
+
+    Attributes:
+        seen: `id` of each parameter that was read.
+
+    Args:
+        config: the model's.
+        queries_per_key: query heads of one KV head on this rank.
+        whole_heads: each rank's rows of the QKV matrix are whole KV heads with their queries.
+    """
+
+    def __init__(self, config: ModelConfig, *, queries_per_key: int, whole_heads: bool) -> None:
+        self.seen: set[int] = set()
+        self._config, self._queries_per_key = config, queries_per_key
+        self._pairs = _paired(config.head_dim)
+        self._whole_heads = whole_heads
+
+    def of(self, parameter: Tensor) -> Tensor:
+        self.seen.add(id(parameter))
+        return parameter.detach()
+
+    def norm(self, module: Any) -> Tensor:
+        """A norm's weight as it multiplies. Zero-centred ones lack 1, and multiply before they
+        round to the activations' format."""
+        weight = self.of(module.weight)
+        return 1.0 + weight.float() if self._config.zero_centered_norm else weight
+
+    def layer(self, number: int, layer: Any) -> LayerWeights:
+        config, attention = self._config, layer.self_attention
+        window, bias = config.window_of(number), attention.linear_qkv.bias
+        return LayerWeights(
+            attention_norm=self.norm(layer.input_layernorm),
+            qkv=self._in_pairs(self.of(attention.linear_qkv.weight)),
+            qkv_bias=None if bias is None else self._in_pairs(self.of(bias)),
+            head_norm=self._head_norm(attention) if config.qk_norm else None,
+            projection=self.of(attention.linear_proj.weight),
+            projection_norm=self._norm_behind(attention.linear_proj),
+            mlp_norm=self.norm(layer.pre_mlp_layernorm),
+            mlp=self._mlp(layer.mlp),
+            down_norm=self._norm_behind(layer.mlp.linear_fc2) if config.post_norms else None,
+            window=None if window is None else window - 1,
+            local_rope=window is not None and config.local_rope is not None,
+        )
+
+    def _norm_behind(self, linear: Any) -> Tensor | None:
+        return self.norm(linear.post_layernorm) if self._config.post_norms else None
+
+    def _head_norm(self, attention: Any) -> Tensor:
+        query, key = self.norm(attention.q_layernorm), self.norm(attention.k_layernorm)
+        return torch.cat([query.expand(self._queries_per_key, -1), key[None]])[:, self._pairs]
+
+    def _in_pairs(self, rows: Tensor) -> Tensor:
+        """Rows of the fused matrix with pairs together, where this rank has whole heads."""
+        if not self._whole_heads:
+            return rows
+        heads = rows.unflatten(0, (-1, self._queries_per_key + 2, self._config.head_dim))
+        turned = heads[:, :-1, self._pairs]
+        return torch.cat([turned, heads[:, -1:]], dim=1).flatten(0, 2)
+
+    def _mlp(self, module: Any) -> MlpWeights | ExpertWeights:
+        moe = self._config.moe
+        if moe is None:
+            return self._dense(module)
+        return ExpertWeights(
+            router=self.of(module.router.weight),
+            top_k=moe.top_k,
+            softmax_first=not moe.norm_topk_prob,
+            experts=[self._dense(expert) for expert in module.experts.local_experts],
+        )
+
+    def _dense(self, module: Any) -> MlpWeights:
+        return MlpWeights(
+            gate_up=self.of(module.linear_fc1.weight), down=self.of(module.linear_fc2.weight)
         )
 
 
@@ -103,59 +218,22 @@ def _output_weight(model: Any) -> Tensor:
     return model.output_layer.weight
 
 
-def _layer(layer: Any, *, queries_per_key: int) -> LayerWeights:
-    attention = layer.self_attention
-    head_norm = None
-    if attention.q_layernorm is not None:
-        queries = attention.q_layernorm.weight.detach().expand(queries_per_key, -1)
-        head_norm = torch.cat([queries, attention.k_layernorm.weight.detach()[None]])
-    bias = attention.linear_qkv.bias
-    return LayerWeights(
-        attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=attention.linear_qkv.weight.detach(),
-        qkv_bias=None if bias is None else bias.detach(),
-        head_norm=head_norm,
-        projection=attention.linear_proj.weight.detach(),
-        mlp_norm=layer.pre_mlp_layernorm.weight.detach(),
-        gate_up=layer.mlp.linear_fc1.weight.detach(),
-        down=layer.mlp.linear_fc2.weight.detach(),
-    )
+def _paired(head_dim: int) -> Tensor:
+    """[head_dim] where the model has what comes first, second, ... when pairs lie together."""
+    return torch.arange(head_dim).view(2, -1).t().flatten()
 
 
-def _slots(config: Any, tp: dist.ProcessGroup) -> Tensor | None:
+def _rows(config: ModelConfig, tp: dist.ProcessGroup) -> Tensor:
     """Megatron splits the fused matrix by rows, also within a KV head, and each rank takes its
     query heads and the whole key and value from the gathered product."""
-    if config.num_query_groups >= tp.size():
-        return None
-    ranks_per_key = tp.size() // config.num_query_groups
-    heads_per_key = config.num_attention_heads // config.num_query_groups
+    ranks_per_key = tp.size() // config.num_kv_heads
+    heads_per_key = config.num_heads // config.num_kv_heads
     key, part = divmod(tp.rank(), ranks_per_key)
     mine = heads_per_key // ranks_per_key
     first = key * (heads_per_key + 2)
     queries = torch.arange(first + part * mine, first + (part + 1) * mine)
-    return torch.cat([queries, first + heads_per_key + torch.arange(2)])
-
-
-def _refuse_unknown(model: Any) -> None:
-    config = model.config
-    expected = {
-        "num_moe_experts": None,
-        "normalization": "RMSNorm",
-        "layernorm_zero_centered_gamma": False,
-        "add_bias_linear": False,
-        "gated_linear_unit": True,
-        "activation_func": F.silu,
-        "rotary_interleaved": False,
-        "multi_latent_attention": False,
-        "window_size": None,
-        "softmax_type": "vanilla",
-        "sequence_parallel": False,
-    }
-    for name, value in expected.items():
-        found = getattr(config, name)
-        if found != value:
-            raise NotImplementedError(
-                f"the CPU's generation engine knows {name} = {value!r} only, not {found!r}"
-            )
-    if not (model.pre_process and model.post_process):
-        raise NotImplementedError("the CPU's generation engine needs all layers on one rank")
+    key_head = torch.tensor([first + heads_per_key])
+    starts = torch.cat([queries, key_head])[:, None] * config.head_dim
+    turned = (starts + _paired(config.head_dim)).flatten()
+    value = (first + heads_per_key + 1) * config.head_dim + torch.arange(config.head_dim)
+    return torch.cat([turned, value])

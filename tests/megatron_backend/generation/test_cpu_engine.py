@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from algorithms.protocols import Completion, Sampling
+from megatron_backend.models.config import ModelConfig
 from service.spec.layout import Layout
 from tests.megatron_backend.generation.generation_runs import ragged_prompts, trained_model
 from tests.megatron_backend.ranks import Ranks
-from tests.megatron_backend.small_models import save_random
+from tests.megatron_backend.small_models import read_config, save_random
 
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=16, seed=4)
 GREEDY = Sampling(temperature=0.0, max_new_tokens=16, seed=4)
@@ -27,7 +28,7 @@ def engine(folder: Path, stop: Sequence[int] = (), **options: Any) -> Any:
 
     return CpuEngine(
         trained_model(folder, Layout()),
-        vocabulary_size=101,
+        ModelConfig.from_hf(read_config(folder)),
         stop_token_ids=stop,
         max_length=64,
         **options,
@@ -151,7 +152,8 @@ def not_finite(_rank: int, folder: Path) -> str:
     model = trained_model(folder, Layout())
     with torch.no_grad():
         model.decoder.layers[1].mlp.linear_fc2.weight.fill_(torch.nan)
-    broken = CpuEngine(model, vocabulary_size=101, stop_token_ids=[], max_length=64)
+    config = ModelConfig.from_hf(read_config(folder))
+    broken = CpuEngine(model, config, stop_token_ids=[], max_length=64)
     with pytest.raises(FloatingPointError) as caught:
         broken.generate([[1, 2]], [0], SAMPLED, weight_version=1)
     return str(caught.value)
@@ -161,3 +163,25 @@ def test_diverged_weights_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     save_random("qwen2-tied", tmp_path)
     [said] = ranks.run(Layout(), not_finite, tmp_path)
     assert "weights have diverged" in said
+
+
+def refusals(_rank: int, folder: Path) -> list[str]:
+    """What is said of models that have a parameter or a module more than the decoder computes."""
+    said = []
+    for change in (
+        lambda layer: layer.register_parameter("gain", torch.nn.Parameter(torch.ones(1))),
+        lambda layer: layer.add_module("adapter", torch.nn.Linear(2, 2)),
+    ):
+        changed = engine(folder)
+        change(changed._model.decoder.layers[2])
+        with pytest.raises(NotImplementedError) as caught:
+            changed.generate([[1, 2]], [0], SAMPLED, weight_version=1)
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_the_decoder_does_not_know_is_refused_by_name(ranks: Ranks, tmp_path: Path) -> None:
+    save_random("qwen2-tied", tmp_path)
+    [(parameter, module)] = ranks.run(Layout(), refusals, tmp_path)
+    assert "does not know the parameter decoder.layers.2.gain" in parameter
+    assert "does not know Linear (decoder.layers.2.adapter)" in module

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from algorithms.protocols import Completion, Sampling
+from megatron_backend.models.config import ModelConfig
 from service.spec.layout import Layout
 from tests.megatron_backend.generation.generation_runs import ragged_prompts, trained_model
 from tests.megatron_backend.ranks import Ranks
-from tests.megatron_backend.small_models import save_random
+from tests.megatron_backend.small_models import read_config, save_random
 
 SAMPLINGS = [
     Sampling(temperature=0.0, max_new_tokens=12, seed=0),
@@ -31,11 +32,13 @@ def both_engines(
     from tests.megatron_backend.generation.torch_flash_attention import installed
 
     model = trained_model(folder, Layout())
-    sizes = {"vocabulary_size": 101, "stop_token_ids": stop, "max_length": 48}
-    cpu = CpuEngine(model, **sizes)
+    sizes = {"stop_token_ids": stop, "max_length": 48}
+    cpu = CpuEngine(model, ModelConfig.from_hf(read_config(folder)), **sizes)
     with installed():
         # A block of 16 tokens takes 3 layers * 2 KV heads * 8 * 2 * 4 bytes * 16.
-        dynamic = DynamicEngine(model, **sizes, memory_bytes=blocks * 6144, block_tokens=16)
+        dynamic = DynamicEngine(
+            model, vocabulary_size=101, **sizes, memory_bytes=blocks * 6144, block_tokens=16
+        )
         assert not InferenceMode.is_active()
         answers = []
         for sampling in SAMPLINGS:

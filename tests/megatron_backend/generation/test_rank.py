@@ -15,14 +15,14 @@ from tests.megatron_backend.generation.generation_runs import (
     trainer_log_probs,
 )
 from tests.megatron_backend.ranks import Ranks
-from tests.megatron_backend.small_models import DENSE, save_random
+from tests.megatron_backend.small_models import CONFIGS, save_random
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12, seed=0)
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=12, seed=11)
 COOL = Sampling(temperature=0.5, max_new_tokens=12, seed=11)
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_tokens_equal_those_of_transformers(ranks: Ranks, tmp_path: Path, name: str) -> None:
     reference = save_random(name, tmp_path)
     prompts = ragged_prompts(1, 9, 17)
