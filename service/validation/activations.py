@@ -1,12 +1,13 @@
-"""What the forward pass of one micro-batch leaves for the backward pass, by formula.
+"""What the forward passes of a step leave for its backward passes, by formula.
 
-The terms follow the layer's modules in their order: what each keeps, in elements a token. Where
+The terms follow the layer's modules in their order: what each keeps, in bytes a token. Where
 modules differ between CUDA (Transformer Engine: fused norms, fused SwiGLU, flash attention) and the
 CPU, the formula does. The idea is that of "Reducing Activation Recomputation in Large Transformer
 Models" (arXiv 2205.05198, section 4), for gated MLPs, grouped queries and attention that never
 writes out its scores.
 
-The CPU's terms are measured by a test. Those of CUDA follow from Transformer Engine's code.
+The CPU's terms are measured by a test. Those of CUDA follow from Transformer Engine's code, and
+hold bf16 activations also where FP8 would store some in 8 bits.
 """
 
 from dataclasses import dataclass
@@ -20,22 +21,36 @@ from service.validation.parameters import padded_vocabulary
 # As `megatron_backend.training.log_probs` cuts its work; a test holds the two to each other.
 CHUNK_BYTES, KEPT_BYTES, LEAST_ROWS = 2**26, 2**28, 64
 _FP32 = 4
+# Token ids; what the loss keeps of a token; what routing keeps of a token and one of its experts.
+_TOKEN_BYTES, _LOSS_BYTES, _ROUTE_BYTES = 8, 40, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationMemory:
-    """Bytes of one rank at the worst moment of a step.
+    """Bytes of one rank.
 
     Attributes:
-        layers: what the layers of all micro-batches in flight keep, and under recomputation what
-            the one that is being computed again holds.
-        head: the last norm and what the output layer reads; 0 but on the last stage.
+        kept: what the layers of all micro-batches in flight keep.
+        again: what the layer holds that recomputation is computing again.
+        head: the last norm and what the output layer reads; 0 but on the last stage. It is gone
+            when the first layer is computed again.
         logits: chunks of logits and the output layer's gradient; 0 but on the last stage.
     """
 
-    layers: int
+    kept: int
+    again: int
     head: int
     logits: int
+
+    @property
+    def most(self) -> int:
+        """Without logits, at the worst moment of a step."""
+        return self.kept + max(self.again, self.head)
+
+    @property
+    def most_with_logits(self) -> int:
+        """With logits, at the worst moment of a step."""
+        return self.kept + max(self.again, self.head + self.logits)
 
 
 def forward_tokens(spec: JobSpec, layout: Layout) -> int:
@@ -56,18 +71,22 @@ def estimate_activations(
 ) -> ActivationMemory:
     """The activations of each rank of a pipeline stage."""
     tokens = forward_tokens(spec, layout) // layout.cp
-    element = _FP32 if spec.precision.dtype == "fp32" else 2
-    chunks = layout.stage_layers(model.num_layers)[stage]
+    sizes = _Sizes.of(spec, model, layout, cuda=cuda)
+    layers = len(layout.stage_layers(model.num_layers)[stage][0])
     flights = chunks_in_flight(layout, stage=stage, micro_batches=_micro_batches(spec, layout))
-    kept, again = _layer_bytes(spec, model, layout, element=element, cuda=cuda)
-    layers = tokens * (kept * flights * len(chunks[0]) + again)
-    shards = layout.tp if layout.sequence_parallel else 1
+    kept, again = _layer(spec, model, sizes)
+    # Beside the layers: token ids, and a table of rotations for each micro-batch.
+    chunk = layers * kept + (0 if cuda else model.head_dim * sizes.element) + _TOKEN_BYTES
     head = logits = 0.0
     if stage == layout.pp - 1:
-        norms = (1 if cuda else 2) * model.hidden_size / shards
-        head = tokens * element * (norms + 2 * model.hidden_size)
+        head = tokens * (sizes.norm + sizes.element * model.hidden_size + _LOSS_BYTES)
         logits = _logits(tokens, model, layout)
-    return ActivationMemory(layers=round(layers), head=round(head), logits=round(logits))
+    return ActivationMemory(
+        kept=round(tokens * chunk * flights),
+        again=round(tokens * again),
+        head=round(head),
+        logits=round(logits),
+    )
 
 
 def chunks_in_flight(layout: Layout, *, stage: int, micro_batches: int | None) -> int:
@@ -94,78 +113,98 @@ def _micro_batches(spec: JobSpec, layout: Layout) -> int | None:
     return max(-(-spec.training.global_batch_size // (layout.dp * size)), 1)
 
 
-def _layer_bytes(
-    spec: JobSpec, model: ModelConfig, layout: Layout, *, element: int, cuda: bool
-) -> tuple[float, float]:
-    """(kept by each layer, held by the one that is computed again), in bytes a token."""
-    shards = layout.tp if layout.sequence_parallel else 1
-    inputs = model.hidden_size / shards * element
-    attention = _attention(model, layout, element=element, cuda=cuda)
-    rest = _norms(model, shards, element=element, cuda=cuda)
-    rest += _projections(model, layout, shards, element=element, cuda=cuda)
-    match spec.training.recompute:
-        case "none":
-            return rest + attention.kept + attention.again, 0.0
-        case "selective":
-            return rest + attention.inputs, attention.again
-        case "full":
-            return inputs, rest + attention.kept + attention.again - inputs
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Attention:
-    """Core attention, in bytes a token.
+class _Sizes:
+    """What the terms are made of, in bytes a token but for `tp`.
 
     Attributes:
-        kept: what its backward pass reads and selective recomputation would keep.
-        again: what selective recomputation computes again.
-        inputs: what selective recomputation keeps instead.
+        tp: tensor parallelism.
+        element: of one number.
+        hidden: a hidden state between layers, cut by sequence parallelism.
+        query, key: queries, keys (or values) of a rank's heads.
+        heads: a number in fp32 for each head.
+        norm: what an RMSNorm keeps.
+        attended: keys and values as attention keeps them.
     """
 
-    kept: float
-    again: float
-    inputs: float
+    cuda: bool
+    tp: int
+    element: int
+    hidden: float
+    query: float
+    key: float
+    heads: float
+    norm: float
+    attended: float
+
+    @classmethod
+    def of(cls, spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool) -> "_Sizes":
+        element = _FP32 if spec.precision.dtype == "fp32" else 2
+        shards = layout.tp if layout.sequence_parallel else 1
+        query = element * model.num_heads / layout.tp * model.head_dim
+        key = element * max(model.num_kv_heads / layout.tp, 1) * model.head_dim
+        # The CPU's norm keeps its input and the normalised one, both in fp32.
+        norm = (element if cuda else 2 * _FP32) * model.hidden_size + _FP32
+        window = model.sliding_window or spec.training.max_length
+        masked = layout.cp > 1 or window < spec.training.max_length or model.attention_softcap
+        return cls(
+            cuda=cuda,
+            tp=layout.tp,
+            element=element,
+            hidden=element * model.hidden_size / shards,
+            query=query,
+            key=key,
+            heads=_FP32 * model.num_heads / layout.tp,
+            norm=norm / shards,
+            attended=_masked(spec, model, layout, query) if masked and not cuda else 2 * key,
+        )
 
 
-def _attention(model: ModelConfig, layout: Layout, *, element: int, cuda: bool) -> _Attention:
-    heads = model.num_heads / layout.tp
-    query = heads * model.head_dim * element
-    key_value = 2 * max(model.num_kv_heads / layout.tp, 1) * model.head_dim * element
-    # The CPU's attention gathers keys and values of the whole sequence.
-    gathered = key_value if cuda else key_value * layout.cp
-    log_sums = heads * _FP32
-    if cuda:
-        # The output is what the projection behind it keeps; it counts there.
-        kept = query + gathered
-        return _Attention(kept=kept, again=log_sums, inputs=query + key_value)
-    return _Attention(kept=0.0, again=2 * query + gathered + log_sums, inputs=query + key_value)
+def _masked(spec: JobSpec, model: ModelConfig, layout: Layout, query: float) -> float:
+    """Keys and values where the CPU's attention needs a mask: repeated for each query head, of all
+    context-parallel ranks' tokens (half of them, on average, are not in the future), and the mask.
+    """
+    seen = 1.0 if layout.cp == 1 else (2 * layout.cp + 1) / 2
+    longest = spec.training.max_length
+    mask = _FP32 * longest * seen / layout.cp
+    scores = 3 * mask * model.num_heads / layout.tp if model.attention_softcap else 0.0
+    return 2 * query * seen + mask + scores
 
 
-def _norms(model: ModelConfig, shards: int, *, element: int, cuda: bool) -> float:
-    """Each norm keeps its input and a number a token; on the CPU its normalised input as well."""
-    each = (1 if cuda else 2) * model.hidden_size * element + _FP32
-    total = (4 if model.post_norms else 2) * each / shards
-    return total
+def _layer(spec: JobSpec, model: ModelConfig, sizes: _Sizes) -> tuple[float, float]:
+    """(kept by each layer, held by the one that is computed again), in bytes a token.
 
-
-def _projections(
-    model: ModelConfig, layout: Layout, shards: int, *, element: int, cuda: bool
-) -> float:
-    """What linear layers, rotary embeddings, head norms and the MLP or its experts keep."""
-    hidden, tp = model.hidden_size / shards, layout.tp
-    query = model.num_heads / tp * model.head_dim
-    key = max(model.num_kv_heads / tp, 1) * model.head_dim
-    elements = hidden + query  # inputs of the QKV matrix and of attention's output matrix
+    Attention's output is also the input of the matrix behind it, and counts there.
+    """
+    rest = (4 if model.post_norms else 2) * sizes.norm
+    rest += sizes.hidden + sizes.query + _mlp(model, sizes)
+    joint = sizes.query + 2 * sizes.key  # of which values are a slice
     if model.qk_norm:
-        elements += query + key if cuda else 3 * query + 4 * key
+        rest += sizes.query + sizes.key + 2 * sizes.heads
+        rest += 0 if sizes.cuda else sizes.query + joint
+    attention = sizes.query + sizes.attended + sizes.heads
+    match spec.training.recompute:
+        case "none":
+            return rest + attention, 0.0
+        case "selective":
+            inputs = sizes.query + sizes.key + (0 if model.qk_norm else joint)
+            return rest + inputs, sizes.query + sizes.attended / 2 + sizes.heads
+        case "full":
+            return sizes.hidden, rest + attention - sizes.hidden
+
+
+def _mlp(model: ModelConfig, sizes: _Sizes) -> float:
+    """The MLP, or the experts with what sends tokens to them, in bytes a token.
+
+    Of the two halves of the first product, CUDA keeps both and the activated one; the CPU keeps the
+    second half and the activation's output as well, and experts also what their weights multiply.
+    """
     if model.moe is None:
-        width = model.ffn_size / tp
-        return element * (elements + hidden + (3 if cuda else 5) * width)
-    # Every rank of an expert's slices sees all tokens that come to it, so `shards` plays no part.
-    experts, width = model.moe, model.moe.ffn_size / tp
-    routed = experts.top_k * (model.hidden_size + (3 if cuda else 6) * width)
-    router = experts.num_experts * _FP32 / shards
-    return element * (elements + hidden + routed) + router
+        return sizes.hidden + sizes.element * (3 if sizes.cuda else 5) * model.ffn_size / sizes.tp
+    # Every rank of an expert's slices sees all tokens that come to it, however they were cut.
+    experts, width = model.moe, model.moe.ffn_size / sizes.tp
+    routed = sizes.element * (model.hidden_size + (3 if sizes.cuda else 6) * width)
+    return sizes.hidden + experts.top_k * (routed + _ROUTE_BYTES)
 
 
 def _logits(tokens: int, model: ModelConfig, layout: Layout) -> float:

@@ -80,8 +80,7 @@ def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> Sta
     gradients = held.total * _GRADIENT_BYTES
     optimizer = optimizer_bytes(spec, held, layout, cuda=cuda)
     rollout, cache = _sampler(spec, model, layout, cuda=cuda)
-    activations = step.layers + step.head
-    passing = activations + step.logits
+    passing = step.most_with_logits
     return StageMemory(
         pp_rank=stage,
         parameters=held.total,
@@ -90,7 +89,7 @@ def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> Sta
         optimizer=optimizer,
         rollout_weights=rollout,
         reference_weights=reference,
-        activations=activations,
+        activations=step.most,
         logits=step.logits,
         kv_cache=cache,
         total=weights
