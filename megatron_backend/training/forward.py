@@ -27,6 +27,7 @@ from algorithms.batch import PolicyOutputs
 from megatron_backend.models.packing import packed_sequences
 from megatron_backend.training.log_probs import Vocabulary, linear_log_probs
 from megatron_backend.training.micro_batch import MicroBatch
+from megatron_backend.training.stages import chunk_stages
 
 type Finish = Callable[[PolicyOutputs, MicroBatch], tuple[Tensor, Any]]
 """What a last stage does with a micro-batch's outputs: a scalar to go backward from, and a value to
@@ -98,6 +99,7 @@ def run(
         seq_length=length,
         micro_batch_size=len(batches[0].stream.tokens),
         forward_only=not backward,
+        **chunk_stages(chunks),
     )
     return collected
 

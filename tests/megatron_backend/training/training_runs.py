@@ -52,6 +52,8 @@ def build_trainer(
     temperature: float = 1.0,
     packing: bool = True,
     micro_batch_tokens: int = 16384,
+    recompute: Any = "none",
+    optimizer_spec: OptimizerSpec | None = None,
     **sizes: Any,
 ) -> "Trainer":
     """A trainer of a small random model, the same in every layout."""
@@ -60,14 +62,14 @@ def build_trainer(
     from megatron_backend.training.step import Trainer
 
     config = ModelConfig.from_hf(CONFIGS[name] | sizes)
-    model = build_model(config, layout, dtype=dtype)
+    model = build_model(config, layout, dtype=dtype, recompute=recompute)
     load_weights(model, config, RandomTensors(config, seed=1))
     return Trainer(
         model,
         config,
         layout,
         loss=load_algorithm(algorithm),
-        optimizer_spec=OptimizerSpec(weight_decay=0.1),
+        optimizer_spec=optimizer_spec or OptimizerSpec(weight_decay=0.1),
         dtype=dtype,
         temperature=temperature,
         micro_batch_size=micro_batch_size,
@@ -97,3 +99,18 @@ def log_probs(
 ) -> Tensor | None:
     """Log-probs of this rank's rows."""
     return build_trainer(name, layout, algorithm, micro_batch_size=size).log_probs(batch)
+
+
+def train_fp16(_rank: int, layout: Layout, scale: float, batches: Sequence[Batch]) -> Any:
+    """One step for each batch in float16 from a loss scale on; the shares, and the last scale."""
+    from megatron_backend.training import optimizer
+    from service.spec import SftSpec
+
+    trainer = build_trainer("qwen3_moe", layout, SftSpec(), dtype=torch.float16)
+    for part in trainer.optimizer.chained_optimizers:
+        part.grad_scaler._scale.fill_(scale)
+    shares = [
+        trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE)
+        for batch in batches
+    ]
+    return shares, optimizer.loss_scale(trainer.optimizer)
