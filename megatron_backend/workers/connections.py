@@ -47,5 +47,5 @@ def hang_up(chosen: Sequence[Connection]) -> None:
     for found in chosen:
         # It may have ended meanwhile, and its number be another file's.
         with suppress(OSError), socket.socket(fileno=os.dup(found.descriptor)) as ours:
-            if ours.getpeername()[:2] == found.remote:
+            if (ours.getsockname()[:2], ours.getpeername()[:2]) == (found.local, found.remote):
                 ours.shutdown(socket.SHUT_RDWR)

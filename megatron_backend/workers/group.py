@@ -161,12 +161,11 @@ class WorkerGroup:
             placement_group=self._room, placement_group_bundle_index=rank // self.layout.tp
         )
         return (
-            ray.remote(RankActor)
+            ray.remote(concurrency_groups=WATCH)(RankActor)
             .options(
                 num_cpus=1,
                 num_gpus=1 if self._gpu else 0,
                 max_restarts=0,
-                concurrency_groups=WATCH,
                 scheduling_strategy=strategy,
             )
             .remote(rank, self.layout)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from megatron_backend.workers.deaths import death_of, is_network_error, oom_kills
 from megatron_backend.workers.errors import (
@@ -15,9 +15,9 @@ from megatron_backend.workers.errors import (
 @pytest.mark.parametrize(
     ("error", "oom_killed", "kind", "restartable"),
     [
-        (ActorDiedError("connection error code 2"), False, WorkerLost, True),
-        (ActorDiedError("connection error code 2"), True, WorkerOutOfMemory, False),
-        (ActorDiedError("Its node has died."), False, NodeLost, False),
+        (RayActorError(error_msg="connection error code 2"), False, WorkerLost, True),
+        (RayActorError(error_msg="connection error code 2"), True, WorkerOutOfMemory, False),
+        (RayActorError(error_msg="Its node has died."), False, NodeLost, False),
         (OutOfMemoryError("memory on the node was low"), False, WorkerOutOfMemory, False),
     ],
 )
