@@ -296,11 +296,11 @@ class _CausalPieces(torch.autograd.Function):
         # Values come as a slice of the joint projection; the kernel is a fifth faster on heads
         # that lie together.
         value = value.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3)
-        sums = []
-        for piece in pieces:
-            grouped = _grouped(piece, query, key, value)
-            result, log_sum = _flash(*grouped, 0.0, True, scale=scale)
-            _queries(piece, context, key.shape[2]).copy_(result)
+        groups, sums = key.shape[2], []
+        places = _queries(context, groups, pieces)
+        for into, *heads in zip(places, *_grouped(query, key, value, pieces), strict=True):
+            result, log_sum = _flash(*heads, 0.0, True, scale=scale)
+            into.copy_(result)
             sums.append(log_sum)
         ctx.pieces, ctx.scale = pieces, scale
         ctx.save_for_backward(query, key, value, context, *sums)
@@ -310,20 +310,22 @@ class _CausalPieces(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, context, *sums = ctx.saved_tensors
         grads = [torch.empty_like(part) for part in (query, key, value)]
-        groups = key.shape[2]
-        for piece, log_sum in zip(ctx.pieces, sums, strict=True):
-            grad_query, grad_key, grad_value = _flash_backward(
-                _queries(piece, gradient, groups),
-                *_grouped(piece, query, key, value),
-                _queries(piece, context, groups),
-                log_sum,
-                0.0,
-                True,
-                scale=ctx.scale,
-            )
-            _queries(piece, grads[0], groups).copy_(grad_query)
-            torch.sum(grad_key, 1, out=_keys(piece, grads[1]))
-            torch.sum(grad_value, 1, out=_keys(piece, grads[2]))
+        groups, pieces = key.shape[2], ctx.pieces
+        grad_keys, grad_values = (_keys(part, pieces) for part in grads[1:])
+        parts = zip(
+            _queries(gradient, groups, pieces),
+            zip(*_grouped(query, key, value, pieces), strict=True),
+            _queries(context, groups, pieces),
+            sums,
+            zip(_queries(grads[0], groups, pieces), grad_keys, grad_values, strict=True),
+            strict=True,
+        )
+        for grad, heads, result, log_sum, (into_query, into_key, into_value) in parts:
+            found = _flash_backward(grad, *heads, result, log_sum, 0.0, True, scale=ctx.scale)
+            into_query.copy_(found[0])
+            # Several queries share a key.
+            torch.sum(found[1], 1, out=into_key)
+            torch.sum(found[2], 1, out=into_value)
         return *grads, None, None
 
 
@@ -348,27 +350,33 @@ def _joined(results: Sequence[Tensor], columns: int) -> Tensor:
     return torch.cat(list(results)).unsqueeze(1) if columns == 1 else torch.stack(list(results), 1)
 
 
-def _queries(piece: Piece, heads: Tensor, groups: int) -> Tensor:
-    """[KV heads, queries to each, n, head_dim], a view."""
-    column, start, length = piece
-    return heads[start : start + length, column].unflatten(1, (groups, -1)).permute(1, 2, 0, 3)
+def _cut(heads: Tensor, pieces: Sequence[Piece]) -> Sequence[Tensor]:
+    """Views of [..., T, B, d] by pieces, each [..., n, d]: all at once, since there are many."""
+    if heads.shape[-2] > 1:
+        return heads.unbind(-2)
+    lengths = [length for _, _, length in pieces]
+    return heads.squeeze(-2).split_with_sizes(lengths, -2)
 
 
-def _keys(piece: Piece, heads: Tensor) -> Tensor:
-    """[KV heads, n, head_dim], a view."""
-    column, start, length = piece
-    return heads[start : start + length, column].transpose(0, 1)
+def _queries(heads: Tensor, groups: int, pieces: Sequence[Piece]) -> Sequence[Tensor]:
+    """[KV heads, queries to each, n, head_dim] of each piece."""
+    return _cut(heads.unflatten(2, (groups, -1)).permute(2, 3, 0, 1, 4), pieces)
 
 
-def _grouped(piece: Piece, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+def _keys(heads: Tensor, pieces: Sequence[Piece]) -> Sequence[Tensor]:
+    """[KV heads, n, head_dim] of each piece."""
+    return _cut(heads.permute(2, 0, 1, 3), pieces)
+
+
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, pieces: Sequence[Piece]
+) -> Sequence[Sequence[Tensor]]:
     """Queries, keys and values as the kernel wants them; queries of a group see the same memory."""
-    queries = _queries(piece, query, key.shape[2])
-    shape = queries.shape
-    return (
-        queries,
-        _keys(piece, key).unsqueeze(1).expand(shape),
-        _keys(piece, value).unsqueeze(1).expand(shape),
-    )
+    groups = key.shape[2]
+    shared = query.shape[2] // groups
+    wide = [part.permute(2, 0, 1, 3).unsqueeze(1) for part in (key, value)]
+    keys, values = (_cut(part.expand(-1, shared, -1, -1, -1), pieces) for part in wide)
+    return _queries(query, groups, pieces), keys, values
 
 
 def _in_order(parts: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """AdamW where Transformer Engine's fused one is not.
 
 Adam (arXiv 1412.6980, algorithm 1) with decoupled weight decay (arXiv 1711.05101, algorithm 2). It
-works on lists of tensors at once, and keeps `step` in its parameter group, where Megatron's
-distributed optimizer expects it: checkpoints of torch's own AdamW cannot be loaded under another
-layout.
+updates by torch's fused kernel, which goes through memory once, and keeps `step` in its parameter
+group, where Megatron's distributed optimizer expects it: checkpoints of torch's own AdamW cannot be
+loaded under another layout.
 """
 
 from collections.abc import Callable, Iterable
@@ -67,13 +67,19 @@ class GroupStepAdam(torch.optim.Optimizer):
         first = [self.state[p]["exp_avg"] for p in parameters]
         second = [self.state[p]["exp_avg_sq"] for p in parameters]
         beta1, beta2 = group["betas"]
-        if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        denominators = torch._foreach_sqrt(second)
-        torch._foreach_div_(denominators, (1 - beta2 ** group["step"]) ** 0.5)
-        torch._foreach_add_(denominators, group["eps"])
-        rate = group["lr"] / (1 - beta1 ** group["step"])
-        torch._foreach_addcdiv_(parameters, first, denominators, -rate)
+        step = torch.tensor(float(group["step"]))
+        torch._fused_adamw_(
+            parameters,
+            gradients,
+            first,
+            second,
+            [],
+            [step] * len(parameters),
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
