@@ -1,0 +1,126 @@
+"""What the ranks do in tests of FP8: train with a recipe, and tell what the layers saw."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from algorithms.batch import Batch, Normalizer
+from service.spec import Fp8Spec, SftSpec
+from service.spec.layout import Layout
+from tests.megatron_backend.training.training_runs import LEARNING_RATE, random_batch
+
+
+def trainer_with(
+    fp8: Fp8Spec | None,
+    layout: Layout,
+    *,
+    name: str = "qwen3",
+    dtype: torch.dtype = torch.float32,
+    recompute: Any = "none",
+    aligned: bool = True,
+) -> Any:
+    """A trainer whose products are in 8 bits; `aligned` pads as the recipe asks for."""
+    from algorithms.algorithm import load_algorithm
+    from megatron_backend.models.build import build_model
+    from megatron_backend.models.config import ModelConfig
+    from megatron_backend.models.tensors import RandomTensors
+    from megatron_backend.models.weights import load_weights
+    from megatron_backend.training.step import Trainer
+    from service.spec import OptimizerSpec
+    from tests.megatron_backend.small_models import CONFIGS
+
+    config = ModelConfig.from_hf(CONFIGS[name])
+    model = build_model(config, layout, dtype=dtype, recompute=recompute, fp8=fp8)
+    load_weights(model, config, RandomTensors(config, seed=1))
+    return Trainer(
+        model,
+        config,
+        layout,
+        loss=load_algorithm(SftSpec()),
+        optimizer_spec=OptimizerSpec(),
+        dtype=dtype,
+        fp8=fp8 if aligned else None,
+        # Several forward passes a step, so that delayed scales move inside it.
+        micro_batch_tokens=32,
+    )
+
+
+def linears(trainer: Any) -> dict[str, Any]:
+    """The linear layers of the transformer layers, by name."""
+    return {
+        name: module
+        for chunk in trainer.chunks
+        for name, module in chunk.module.decoder.named_modules()
+        if ".linear_" in name
+    }
+
+
+def memory(trainer: Any) -> dict[str, torch.Tensor]:
+    """Scales and histories of every layer."""
+    return {name: module.get_extra_state() for name, module in linears(trainer).items()}
+
+
+def steps(trainer: Any, batches: list[Batch]) -> list[float]:
+    """The loss of a step on each batch."""
+    return [
+        trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE).loss
+        for batch in batches
+    ]
+
+
+def batches(count: int = 3) -> list[Batch]:
+    """Batches of rows of different lengths."""
+    return [random_batch(seed=seed, rows=6, length=21) for seed in range(3, 3 + count)]
+
+
+def train_recipes(_rank: int, layout: Layout, specs: list[Fp8Spec | None], name: str) -> Any:
+    """Losses of three steps with each recipe."""
+    return [steps(trainer_with(spec, layout, name=name), batches()) for spec in specs]
+
+
+def train_delayed(_rank: int, layout: Layout, recompute: str) -> tuple[list[float], Any]:
+    """Losses with delayed scaling, and what it remembers."""
+    trainer = trainer_with(Fp8Spec(recipe="delayed", amax_history=4), layout, recompute=recompute)
+    return steps(trainer, batches()), memory(trainer)
+
+
+def train_padded(_rank: int, aligned: bool) -> tuple[float, Any]:
+    """One step's loss with delayed scaling, and what the layers saw, with and without filler."""
+    spec = Fp8Spec(recipe="delayed", amax_history=4)
+    trainer = trainer_with(spec, Layout(), aligned=aligned)
+    batch = random_batch(rows=3, length=11)
+    return steps(trainer, [batch])[0], memory(trainer)
+
+
+def evaluate_and_reload(_rank: int) -> tuple[bool, bool, list[str]]:
+    """Whether an evaluation left the memory alone, whether a checkpoint's state brings it back, and
+    the names under which it is kept."""
+    spec = Fp8Spec(recipe="delayed", amax_history=4)
+    trainer = trainer_with(spec, Layout())
+    steps(trainer, batches(1))
+    before = memory(trainer)
+    batch = dataclasses.replace(random_batch(seed=9), per_token={})
+    trainer.log_probs(batch)
+    trainer.evaluate_loss(batch, Normalizer.of(batch))
+    untouched = _equal(before, memory(trainer))
+    fresh = trainer_with(spec, Layout())
+    state = trainer.chunks[0].module.state_dict()
+    fresh.chunks[0].module.load_state_dict(state)
+    kept = [name for name, value in state.items() if name.endswith("_extra_state")]
+    return (
+        untouched,
+        _equal(before, memory(fresh)),
+        [name for name in kept if state[name] is not None],
+    )
+
+
+def layers_in_8_bits(_rank: int, border: int) -> list[str]:
+    """Names of the layers whose products are in 8 bits."""
+    spec = Fp8Spec(recipe="tensorwise", first_last_bf16_layers=border)
+    found = linears(trainer_with(spec, Layout(), name="qwen3_moe"))
+    return [name for name, module in found.items() if getattr(module, "rounding", None)]
+
+
+def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())

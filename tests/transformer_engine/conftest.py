@@ -1,0 +1,29 @@
+"""Without Transformer Engine there is nothing to collect here; `make test-te` runs these tests."""
+
+from importlib.util import find_spec
+
+collect_ignore_glob = ["test_*.py"] if find_spec("transformer_engine") is None else []
+
+if not collect_ignore_glob:
+    import os
+    from collections.abc import Iterator
+
+    import pytest
+
+    # Its update of scales, in plain torch instead of its CUDA kernel; nothing is compiled.
+    os.environ.update(NVTE_TORCH_COMPILE="0", NVTE_UNFUSED_FP8_UPDATE="1", OMP_NUM_THREADS="1")
+
+    from megatron_backend.runtime.distributed import prepare
+
+    prepare()
+
+    @pytest.fixture(scope="session")
+    def one_rank() -> Iterator[None]:
+        """This process as the only rank of a layout."""
+        from megatron_backend.runtime import distributed
+        from service.spec.layout import Layout
+        from tests.transformer_engine.real_modules import free_port
+
+        distributed.initialize(Layout(), 0, address="127.0.0.1", port=free_port(), seed=1)
+        yield
+        distributed.shutdown()
