@@ -120,7 +120,7 @@ class SdpaAttention(MegatronModule):
         else:
             context = _joined(
                 [
-                    self._masked(*_slices(piece, query, key, value), torch.arange(piece[2]))
+                    self._masked(*_slice(piece, query, key, value), torch.arange(piece[2]))
                     for piece in pieces
                 ],
                 query.shape[1],
@@ -187,7 +187,7 @@ class SdpaAttention(MegatronModule):
         return context.transpose(0, 1)
 
 
-class RotaryAttention(SelfAttention):  # type: ignore[misc]
+class RotaryAttention(SelfAttention):
     """Megatron's self-attention in training, with rotary embeddings made for many sequences."""
 
     def forward(
@@ -271,7 +271,7 @@ class _Rotation(torch.autograd.Function):
         return _turn(heads, cos, sin, out=memory.permute(2, 1, 0, 3))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         out = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
         return _turn(gradient, cos, -sin, out=out), None, None
@@ -307,7 +307,7 @@ class _CausalPieces(torch.autograd.Function):
         return context
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, context, *sums = ctx.saved_tensors
         grads = [torch.empty_like(part) for part in (query, key, value)]
         groups, pieces = key.shape[2], ctx.pieces
@@ -340,9 +340,12 @@ def _pieces(query: Tensor, packed: PackedSequences | None) -> list[Piece]:
     return [(0, start, end - start) for start, end in pairwise(ends)]
 
 
-def _slices(piece: Piece, *tensors: Tensor) -> list[Tensor]:
+def _slice(
+    piece: Piece, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     column, start, length = piece
-    return [tensor[start : start + length, column] for tensor in tensors]
+    rows = slice(start, start + length)
+    return query[rows, column], key[rows, column], value[rows, column]
 
 
 def _joined(results: Sequence[Tensor], columns: int) -> Tensor:

@@ -64,7 +64,7 @@ class _RmsNorm(torch.autograd.Function):
         return torch.mul(hidden, inverse).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, inverse = ctx.saved_tensors
         products = (gradient * hidden).flatten(0, -2)
         grad_weight = torch.mv(products.t(), inverse.flatten())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass
-class PackedSequences(PackedSeqParams):  # type: ignore[misc]
+class PackedSequences(PackedSeqParams):
     """Megatron's description of a packed stream, and what the CPU's attention keeps beside it.
 
     Lengths count the filler of each row: attention is causal, so no real token sees it.

@@ -154,7 +154,7 @@ def _log_probs(
     else:
         wanted = hidden_states.flatten(0, 1).index_select(0, slots)
         wanted = copy_to_tensor_model_parallel_region(wanted, group=vocabulary.group)
-    weight = output_layer.weight if output_weight is None else output_weight
+    weight = output_weight if output_weight is not None else output_layer.get_parameter("weight")
     targets = micro.batch.tokens.flatten()[tokens]
     return torch.stack(linear_log_probs(wanted, weight, targets, vocabulary))
 
