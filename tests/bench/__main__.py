@@ -1,0 +1,44 @@
+"""`python -m tests.bench`: measures, and writes docs/benchmarks.json and the table of its page."""
+
+import argparse
+import sys
+
+from tests.bench import catalogue, measure, report
+from tests.bench.benchmark import Unequal
+from tests.bench.statistics import PAIRS
+
+
+def main() -> int:
+    """Measures what was asked for; 1 where something failed or is below its floor."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="ids or cases, such as B4 B1-7M")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--missing", action="store_true", help="leave out what is in the report")
+    parser.add_argument("--force", action="store_true", help="report on a busy machine, marked so")
+    arguments = parser.parse_args()
+    known = {(entry["id"], entry["name"]) for entry in report.read()}
+    failed = False
+    for benchmark in catalogue.BENCHMARKS:
+        wanted = not arguments.only or {benchmark.id, benchmark.case} & set(arguments.only)
+        done = all((benchmark.id, row.name) in known for row in benchmark.rows)
+        if not wanted or (arguments.missing and done):
+            continue
+        try:
+            entries = measure.run(benchmark, pairs=arguments.pairs, force=arguments.force, say=_say)
+        except (measure.TooNoisy, Unequal, RuntimeError) as error:
+            _say(f"{benchmark.id} {benchmark.case}: not reported. {error}")
+            failed = True
+            continue
+        report.record(entries)
+        failed |= not all(entry["holds"] for entry in entries)
+        _say(report.table(entries))
+    return int(failed)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

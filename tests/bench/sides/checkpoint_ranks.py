@@ -1,0 +1,114 @@
+"""What our ranks do to be timed: save in the foreground and behind training, load in other layouts.
+
+Weights are random, and the optimizer has taken a step, so that all of Adam's state is there.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from service.spec.layout import Layout
+from tests.bench.sides.fixed_llama import hf_config
+
+LENGTH = 16
+
+
+def build(layout: Layout, sizes: dict[str, int]) -> Any:
+    """A trainer of the case's model."""
+    from algorithms.sft import Sft
+    from megatron_backend.models.build import build_model
+    from megatron_backend.models.config import ModelConfig
+    from megatron_backend.models.tensors import RandomTensors
+    from megatron_backend.models.weights import load_weights
+    from megatron_backend.training.step import Trainer
+    from service.spec import OptimizerSpec, SftSpec
+
+    config = ModelConfig.from_hf(hf_config(sizes))
+    model = build_model(config, layout, max_length=LENGTH)
+    load_weights(model, config, RandomTensors(config, 1))
+    return Trainer(
+        model,
+        config,
+        layout,
+        loss=Sft(SftSpec()),
+        optimizer_spec=OptimizerSpec(),
+        dtype=torch.float32,
+    )
+
+
+def take_step(trainer: Any) -> None:
+    """One small step."""
+    from algorithms.batch import Batch, Normalizer
+
+    mask = torch.ones(2, LENGTH)
+    mask[:, 0] = 0
+    batch = Batch(
+        tokens=torch.arange(2 * LENGTH).view(2, LENGTH) + 3,
+        lengths=torch.full((2,), LENGTH),
+        loss_mask=mask,
+    )
+    trainer.train_step(batch, Normalizer.of(batch), learning_rate=1e-3)
+
+
+def save(
+    rank: int, layout: Layout, sizes: dict[str, int], folder: Path
+) -> dict[str, float | list[float]]:
+    """Seconds of saves; the second of each kind counts, when plans and memory are there."""
+    from megatron_backend.checkpoint import contents
+    from megatron_backend.checkpoint.torch_dist import StateWriter
+
+    trainer = build(layout, sizes)
+    take_step(trainer)
+    chunks = [chunk.module for chunk in trainer.chunks]
+    writer = StateWriter()
+    seconds: dict[str, float | list[float]] = {}
+    for kind, background in (("save", False), ("stall", True)):
+        for attempt in range(2):
+            staged = folder / f"{kind}-{attempt}"
+            if rank == 0:
+                for name in (contents.STATE, contents.RANDOM):
+                    (staged / name).mkdir(parents=True)
+            dist.barrier()
+            start = time.perf_counter()
+            written = writer.begin(staged, chunks, trainer.optimizer, background=background)
+            dist.barrier()
+            seconds[kind] = time.perf_counter() - start
+            if written is None:
+                written = writer.result(wait=True)
+                dist.barrier()
+                seconds["background"] = time.perf_counter() - start
+            if written is None or written.error:
+                raise RuntimeError(f"the save failed: {written}")
+    writer.close()
+    seconds["sums"] = _sums(trainer)
+    return seconds
+
+
+def load(_rank: int, layout: Layout, sizes: dict[str, int], folder: Path) -> dict[str, Any]:
+    """Seconds of a load in another layout."""
+    from megatron_backend.checkpoint.torch_dist import load_state
+
+    trainer = build(layout, sizes)
+    chunks = [chunk.module for chunk in trainer.chunks]
+    take_step(trainer)
+    dist.barrier()
+    start = time.perf_counter()
+    load_state(folder / "stall-1", chunks, trainer.optimizer, same_layout=False)
+    dist.barrier()
+    return {"seconds": time.perf_counter() - start, "sums": _sums(trainer)}
+
+
+def _sums(trainer: Any) -> list[float]:
+    """The sum and the sum of squares of all weights, each counted once, over all ranks."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for chunk in trainer.chunks:
+        for parameter in chunk.module.parameters():
+            whole = parameter.detach().double()
+            # Norms are on every tensor-parallel rank, and only one may count.
+            share = 1 if getattr(parameter, "tensor_model_parallel", False) else trainer._layout.tp
+            total += torch.stack([whole.sum(), whole.square().sum()]) / share
+    dist.all_reduce(total)
+    return [float(value) for value in total]

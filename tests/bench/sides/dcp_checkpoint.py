@@ -1,0 +1,130 @@
+"""torch's distributed checkpoints of as many bytes, in as many tensors, on two gloo ranks.
+
+Weights, fp32 copies and both moments, cut as tensor parallelism cuts them. Loading asks for each
+tensor whole: on two ranks half of the tensors each, as two pipeline stages would, and on one all.
+
+Options: `sizes` of the model, `copies` of each tensor.
+"""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from tests.bench.sides import program
+from tests.bench.sides.fixed_llama import shapes
+
+RANKS = 2
+
+
+def work(case: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Saves and loads, and gives the seconds of each."""
+    folder = case / "dcp"
+    folder.mkdir()
+    try:
+        for stage in (_save, _load_halves):
+            port = 29500 + hash(stage.__name__) % 500
+            multiprocessing.spawn(
+                stage, args=(str(folder), options, port), nprocs=RANKS, daemon=True
+            )
+        alone = _load(folder, _names(options), no_dist=True)
+        seconds = torch.load(folder / "seconds.pt") | torch.load(folder / "halves.pt")
+        size = sum(p.stat().st_size for p in (folder / "sync-1").rglob("*") if p.is_file())
+    finally:
+        shutil.rmtree(folder)
+    return {"seconds": {**seconds, "load tp1": alone}, "bytes": size}
+
+
+def _names(options: dict[str, Any]) -> list[tuple[str, tuple[int, ...], int | None]]:
+    return [
+        (f"{copy}.{number}", shape, cut)
+        for copy in range(options["copies"])
+        for number, (shape, cut) in enumerate(shapes(options["sizes"]))
+    ]
+
+
+def _values(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(int(name.replace(".", "")))
+    return torch.randn(shape, generator=generator)
+
+
+def _join(rank: int, port: int) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS
+    )
+
+
+def _save(rank: int, folder: str, options: dict[str, Any], port: int) -> None:
+    _join(rank, port)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    state = {}
+    for name, shape, cut in _names(options):
+        whole = _values(name, shape)
+        if cut is None:
+            state[name] = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+        else:
+            part = whole.chunk(RANKS, cut)[rank].contiguous()
+            state[name] = DTensor.from_local(part, mesh, [Shard(cut)], run_check=False)
+    seconds = {}
+    writer: dict[str, Any] = {"single_file_per_rank": True, "sync_files": True}
+    for attempt in range(2):  # the second counts, when plans are cached
+        dist.barrier()
+        start = time.perf_counter()
+        dcp.save(
+            state,
+            storage_writer=dcp.FileSystemWriter(f"{folder}/sync-{attempt}", **writer),
+        )
+        dist.barrier()
+        seconds["save"] = time.perf_counter() - start
+    for attempt in range(2):
+        dist.barrier()
+        start = time.perf_counter()
+        response = dcp.async_save(
+            state,
+            storage_writer=dcp.FileSystemWriter(f"{folder}/async-{attempt}", **writer),
+        )
+        dist.barrier()
+        seconds["stall"] = time.perf_counter() - start
+        response.result()
+        dist.barrier()
+    if rank == 0:
+        torch.save(seconds, f"{folder}/seconds.pt")
+    dist.destroy_process_group()
+
+
+def _load_halves(rank: int, folder: str, options: dict[str, Any], port: int) -> None:
+    _join(rank, port)
+    names = _names(options)
+    half = len(names) // RANKS
+    mine = names[:half] if rank == 0 else names[half:]
+    dist.barrier()
+    seconds = _load(Path(folder), mine, no_dist=False)
+    if rank == 0:
+        torch.save({"load pp2": seconds}, f"{folder}/halves.pt")
+    dist.destroy_process_group()
+
+
+def _load(
+    folder: Path, names: list[tuple[str, tuple[int, ...], int | None]], *, no_dist: bool
+) -> float:
+    state = {name: torch.zeros(shape) for name, shape, _ in names}
+    start = time.perf_counter()
+    dcp.load(state, storage_reader=dcp.FileSystemReader(str(folder / "sync-1")), no_dist=no_dist)
+    if not no_dist:
+        dist.barrier()
+    seconds = time.perf_counter() - start
+    for name, shape, _ in names[:: max(len(names) // 8, 1)]:
+        if not torch.equal(state[name], _values(name, shape)):
+            raise AssertionError(f"{name} was not loaded as it was saved")
+    return seconds
+
+
+if __name__ == "__main__":
+    program.run(work)
