@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.concurrency import run_in_threadpool
 
-from service.api import attempts, events, exports, files, health, jobs, logs, problems
+from service.api import attempts, events, exports, files, health, jobs, logs, plans, problems
 from service.api import catalogue as catalogue_routes
 from service.api.context import ServiceContext
 from service.api.middleware import BodyLimit, RequestContext
@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 ROUTERS = (
     jobs.router,
+    plans.router,
     events.router,
     logs.router,
     exports.router,

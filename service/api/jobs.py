@@ -1,6 +1,5 @@
-"""Jobs: submit, plan, list, look at, cancel."""
+"""Jobs: submit, list, look at, cancel."""
 
-from dataclasses import asdict
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -16,16 +15,13 @@ from service.api.resources import (
     JobSummary,
     Listing,
     MetricsRow,
-    Plan,
-    RankMemory,
 )
-from service.api.views import job_resource, job_summary, layout_resource
+from service.api.views import job_resource, job_summary
 from service.artifacts import checkpoints
 from service.catalogue import CatalogueUnavailable
 from service.jobs import ApiKey, JobFolder, JobState, new_job_id
 from service.spec import JobContext, JobSpec
 from service.store import Idempotency, IdempotencyConflict
-from service.validation.memory import estimate
 from service.validation.resume import put_aside, put_back, read_submission
 from service.validation.submit import AcceptedJob
 
@@ -56,7 +52,7 @@ async def submit_job(
     ] = None,
 ) -> JobResource:
     """Checks a job, stores it, and has it started. A repeated request is answered with 200."""
-    spec = await _read(service, request)
+    spec = await read_job(service, request)
     job, created = await to_thread.run_sync(
         _submit, service, caller, spec, idempotency_key, limiter=service.checking
     )
@@ -76,7 +72,7 @@ def _submit(
         job = service.store.jobs.replay(idempotency, document) if idempotency else None
         created = job is None
         if job is None:
-            context = _prepare(service, _accept(service, spec))
+            context = _prepare(service, accept_job(service, spec))
             job, created = service.store.jobs.create(
                 context, document, created_by=caller.id, idempotency=idempotency
             )
@@ -93,7 +89,7 @@ def _submit(
     return job_resource(job, service.store), created
 
 
-async def _read(service: ServiceContext, request: Request) -> JobSpec:
+async def read_job(service: ServiceContext, request: Request) -> JobSpec:
     """The job of a request's body; a short one takes what it leaves out from the job it resumes."""
     body = await request.body()
     return await to_thread.run_sync(read_submission, body, service.store, limiter=service.checking)
@@ -108,7 +104,8 @@ def _prepare(service: ServiceContext, accepted: AcceptedJob) -> JobContext:
     return accepted.context(job_id, put_aside(accepted.resume, folder))
 
 
-def _accept(service: ServiceContext, spec: JobSpec) -> AcceptedJob:
+def accept_job(service: ServiceContext, spec: JobSpec) -> AcceptedJob:
+    """Checks a job; refuses it with everything that is wrong."""
     try:
         return service.validator.accept(spec)
     except CatalogueUnavailable as error:
@@ -122,26 +119,6 @@ def catalogue_unavailable(error: CatalogueUnavailable) -> Refusal:
         f"the installed environments cannot be asked: {error}",
         kind="catalogue-unavailable",
         headers={"retry-after": "5"},
-    )
-
-
-@router.post("/jobs:plan", openapi_extra=JOB_BODY)
-async def plan_job(request: Request, service: Service, _caller: Caller) -> Plan:
-    """Checks a job as a submit does, and shows what it would become. Takes and stores nothing."""
-    spec = await _read(service, request)
-    accepted = await to_thread.run_sync(_accept, service, spec, limiter=service.checking)
-    training, layout = accepted.spec.training, accepted.layout
-    micro = None if training.micro_batch_size == "auto" else training.micro_batch_size
-    model = accepted.model.config
-    return Plan(
-        spec=accepted.spec,
-        layout=layout_resource(layout),
-        micro_batch_size=micro,
-        micro_batches=training.global_batch_size // (layout.dp * micro) if micro else None,
-        parameters=model.parameters,
-        memory_per_rank=[
-            RankMemory(**asdict(stage)) for stage in estimate(accepted.spec, model, layout)
-        ],
     )
 
 

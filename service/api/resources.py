@@ -215,6 +215,20 @@ class RankMemory(Resource):
     """At the worst moment; without the context and workspaces of libraries."""
 
 
+class Proposal(Resource):
+    """A layout in which a job fits into the memory of given GPUs."""
+
+    layout: Layout
+    changes: dict[str, dict[str, Any]]
+    """What to write into the job: `parallel`, `training`, `optimizer`, `resources`."""
+    memory: RankMemory
+    """Of a rank in the fullest stage."""
+    relative_time: float
+    """Of a step, on paper; 1 is a step of nothing but the products, spread over all GPUs."""
+    reason: str
+    """What the layout costs, and how full the GPUs are."""
+
+
 class Plan(Resource):
     """What a job would become."""
 
@@ -230,6 +244,14 @@ class Plan(Resource):
     """Parameters of the model."""
     memory_per_rank: list[RankMemory]
     """One rank of each pipeline stage, first to last."""
+    padded_vocabulary: int
+    """Rows of embedding and output layer in this layout."""
+    padding_factor: int
+    """Lengths are padded to multiples of it: a whole batch's where sequences are packed."""
+    notes: list[str]
+    """What is worth knowing before it starts."""
+    proposals: list[Proposal] | None = None
+    """Layouts that fit, fastest first; null where no memory was given."""
 
 
 class AlgorithmResource(Resource):

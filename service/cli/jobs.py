@@ -45,11 +45,27 @@ def submit(
             err().print(f"[dim]planish watch {job.id}[/]  follows it")
 
 
-def plan(context: typer.Context, file: JobFile, as_json: AsJson = False) -> None:
+def plan(
+    context: typer.Context,
+    file: JobFile,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(help="GiB of one GPU: proposes layouts that fit.", min=1, max=4096),
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(help="GPUs of a machine to propose for.", min=1, max=64)
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Machines to propose for.", min=1, max=1024)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Shows what a job would become, without submitting it."""
     document = read_document(file)
     with session_of(context).client() as client:
-        found = client.plan(document)
+        found = client.plan(
+            document, gpu_memory_gib=gpu_memory, gpus_per_node=gpus_per_node, nodes=nodes
+        )
     print_json(out(), found) if as_json else print_plan(out(), found)
 
 

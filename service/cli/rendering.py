@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.api.resources import JobResource, JobSummary, Layout, Plan, RankMemory
+from service.api.resources import JobResource, JobSummary, Layout, Plan, Proposal, RankMemory
 from service.client import ApiError
 from service.spec import layout as layouts
 
@@ -145,7 +145,28 @@ def print_plan(console: Console, plan: Plan) -> None:
     )
     console.print(f"{plan.parameters:,} parameters")
     console.print(_memory_table(plan.memory_per_rank))
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False)
+    if plan.proposals:
+        console.print(_proposal_table(plan.proposals))
     console.print("[dim]By formula, at the worst moment. --json shows the whole resolved job.[/]")
+
+
+def _proposal_table(proposals: list[Proposal]) -> Table:
+    """Layouts that fit, fastest first, with what each changes beside `parallel`."""
+    table = Table(box=None, pad_edge=False, title="Layouts that fit", title_justify="left")
+    for title in ("LAYOUT", "RECOMPUTE", "OFFLOAD", "MEMORY", "STEP", "WHY"):
+        table.add_column(title, no_wrap=title != "WHY")
+    for one in proposals:
+        table.add_row(
+            layout_text(one.layout),
+            str(one.changes["training"]["recompute"]),
+            "yes" if one.changes["optimizer"]["offload"] else "no",
+            bytes_text(one.memory.total),
+            f"x{one.relative_time:.2f}",
+            Text(one.reason),
+        )
+    return table
 
 
 _MEMORY_COLUMNS = (

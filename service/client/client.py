@@ -90,9 +90,28 @@ class Client:
         )
         return JobResource.model_validate(found)
 
-    def plan(self, spec: JobSpec | Mapping[str, Any]) -> Plan:
-        """What a job would become; takes nothing."""
-        found = self._transport.retried("POST", "/v1/jobs:plan", json=_document(spec))
+    def plan(
+        self,
+        spec: JobSpec | Mapping[str, Any],
+        *,
+        gpu_memory_gib: float | None = None,
+        gpus_per_node: int | None = None,
+        nodes: int | None = None,
+    ) -> Plan:
+        """What a job would become; takes nothing.
+
+        Args:
+            spec: the job.
+            gpu_memory_gib: memory of one GPU; layouts that fit into it are proposed.
+            gpus_per_node, nodes: machines to propose for; null takes the job's own.
+        """
+        asked = {"gpu_memory_gib": gpu_memory_gib, "gpus_per_node": gpus_per_node, "nodes": nodes}
+        found = self._transport.retried(
+            "POST",
+            "/v1/jobs:plan",
+            json=_document(spec),
+            params={name: value for name, value in asked.items() if value is not None},
+        )
         return Plan.model_validate(found, strict=False)
 
     def job(self, job: str) -> JobResource:

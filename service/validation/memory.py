@@ -10,6 +10,7 @@ Left out are what a driver and its libraries take (on CUDA one to two GiB of con
 and workspaces), short-lived buffers, and what the allocator cannot use.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from service.spec import JobSpec
@@ -62,13 +63,17 @@ class StageMemory:
         )
 
 
-def estimate(spec: JobSpec, model: ModelConfig, layout: Layout) -> list[StageMemory]:
+def estimate(
+    spec: JobSpec, model: ModelConfig, layout: Layout, *, stages: Iterable[int] | None = None
+) -> list[StageMemory]:
     """The memory of a rank in each pipeline stage, first to last.
 
     Args:
         layout: of training; it fits the model.
+        stages: which; null takes all.
     """
-    return [_stage(spec, model, layout, stage) for stage in range(layout.pp)]
+    wanted = range(layout.pp) if stages is None else stages
+    return [_stage(spec, model, layout, stage) for stage in wanted]
 
 
 def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> StageMemory:

@@ -65,8 +65,8 @@ def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldPro
         problems.append(
             FieldProblem(
                 field="precision.fp8.recipe",
-                message=f"{fp8.recipe} needs compute capability {_dotted(least)} ({cards} or "
-                f"newer), and the GPUs of {spec.resources.cluster} have {_dotted(capability)}",
+                message=f"{fp8.recipe} needs compute capability {dotted(least)} ({cards} or "
+                f"newer), and the GPUs of {spec.resources.cluster} have {dotted(capability)}",
                 fix=f"use one of: {', '.join(able)}" if able else "use fp8: null",
             )
         )
@@ -120,5 +120,6 @@ def _sides(model: ModelConfig, tp: int) -> list[tuple[str, int]]:
     ]
 
 
-def _dotted(capability: Capability) -> str:
+def dotted(capability: Capability) -> str:
+    """As NVIDIA writes it: `9.0`."""
     return f"{capability[0]}.{capability[1]}"

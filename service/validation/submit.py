@@ -13,22 +13,15 @@ from service.launchers import Launcher
 from service.settings import Settings
 from service.spec import JobContext, JobSpec, ResumedCheckpoint
 from service.spec.layout import Layout
-from service.spec.model_config import ModelConfig
 from service.store import Store
 from service.validation.batch import check_batch, check_cuts, check_lengths, check_schedule
 from service.validation.cluster import check_cluster
 from service.validation.environments import resolve_environment
 from service.validation.files import find_files
-from service.validation.layout import (
-    Sizes,
-    check_layout,
-    check_rollout,
-    check_rollout_world,
-    resolve_layout,
-    samples,
-)
+from service.validation.fit import check_fit, notes_of
+from service.validation.layout import check_rollout_world, resolve_layout, samples
 from service.validation.model import FoundModel, ModelFinder
-from service.validation.precision import check_formats, check_fp8_layers
+from service.validation.precision import check_formats
 from service.validation.problems import FieldProblem, InvalidRequest
 from service.validation.resume import FoundResume, ResumeFinder, with_layout
 
@@ -43,6 +36,8 @@ class AcceptedJob:
     """Of training, with `auto` resolved."""
     model: FoundModel
     files: dict[str, str]
+    notes: list[str]
+    """What is worth knowing before it starts."""
     resume: FoundResume | None = None
     """What the job goes on from; it has to be put aside before `context` is made."""
 
@@ -97,7 +92,8 @@ class Validator:
         spec, problems = with_layout(spec)
         problems += check_cluster(spec, self._launchers) + check_schedule(spec)
         launcher = self._launchers.get(spec.resources.cluster)
-        problems += check_formats(spec, launcher.compute_capability if launcher else None)
+        capability = launcher.compute_capability if launcher else None
+        problems += check_formats(spec, capability)
         layout, found = resolve_layout(spec)
         problems += found
         if layout is not None:
@@ -125,7 +121,14 @@ class Validator:
         pinned = pinned.model_copy(update={"model": model.source})
         if resume is not None:
             pinned = pinned.model_copy(update={"resume": resume.pinned})
-        return AcceptedJob(spec=pinned, layout=layout, model=model, files=files, resume=resume)
+        return AcceptedJob(
+            spec=pinned,
+            layout=layout,
+            model=model,
+            files=files,
+            notes=notes_of(spec, layout, model.config, capability),
+            resume=resume,
+        )
 
     def _pin_environments(self, spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
         problems: list[FieldProblem] = []
@@ -142,11 +145,3 @@ class Validator:
             evaluation = spec.evaluation.model_copy(update={"environment": reference})
             spec = spec.model_copy(update={"evaluation": evaluation})
         return spec, problems
-
-
-def check_fit(spec: JobSpec, layout: Sizes, model: ModelConfig) -> list[FieldProblem]:
-    """Whether model, layout and formats go together, in training and in sampling."""
-    problems = check_layout(layout, model) + check_fp8_layers(spec, model, layout)
-    if samples(spec):
-        problems += check_rollout(layout, rollout_tp=spec.rollout.layout.tp, model=model)
-    return problems

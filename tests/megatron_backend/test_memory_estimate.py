@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from megatron_backend.training import log_probs
 from service.spec import JobSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
+from service.validation import activations
 from service.validation.memory import estimate
 from tests.megatron_backend.memory_runs import Weighed, weigh
 from tests.megatron_backend.ranks import Ranks
@@ -85,3 +87,9 @@ def test_the_formulas_are_within_a_tenth_of_what_is_measured(
             for name in ("gradients", "optimizer", "activations"):
                 ratio = getattr(formula, name) / getattr(found, name)
                 assert 0.9 < ratio < 1.1, (name, ratio, *case)
+
+
+def test_logits_are_cut_as_the_workers_cut_them() -> None:
+    assert activations.CHUNK_BYTES == log_probs.CHUNK_BYTES
+    assert activations.KEPT_BYTES == log_probs.KEPT_BYTES
+    assert activations.LEAST_ROWS == log_probs._LEAST_ROWS

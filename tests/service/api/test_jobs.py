@@ -27,7 +27,11 @@ def test_a_submitted_job_is_shown_with_its_spec_as_sent(service: RunningService)
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
     assert job["spec"] == document
     assert job["resolved_spec"]["retry"] == {"infrastructure": 3, "user_error": 0}
-    assert job["layout"] == {"tp": 1, "pp": 1, "dp": 1, "world_size": 1}
+    assert job["layout"] == {
+        **dict.fromkeys(("tp", "pp", "dp", "vpp", "cp", "ep", "world_size"), 1),
+        "sequence_parallel": False,
+        "pipeline_layers": None,
+    }
     assert (job["attempts"], job["progress"]) == ([], None)
     for reference in (job["id"], "first"):
         shown = service.http.get(f"/v1/jobs/{reference}").json()

@@ -87,6 +87,12 @@ def test_plan_shows_layout_and_memory(run: Run, service: RunningService, tmp_pat
     assert code == 0
     assert "tp2 pp2 dp1: 4 ranks on local" in out
     assert "OPTIMIZER" in out
+    assert "ACTIVATIONS" in out
+    assert "KV CACHE" not in out  # nothing is sampled
+    code, out, _ = run("plan", file, "--gpu-memory", "80", "--gpus-per-node", "4")
+    assert code == 0
+    assert "Layouts that fit" in out
+    assert "of the usable memory" in out
     _, out, _ = run("plan", file, "--json")
     assert json.loads(out)["layout"]["world_size"] == 4
 
@@ -94,7 +100,7 @@ def test_plan_shows_layout_and_memory(run: Run, service: RunningService, tmp_pat
 def test_what_is_refused_is_shown_field_by_field(
     run: Run, service: RunningService, tmp_path: Path
 ) -> None:
-    file = job_file(tmp_path, service, parallel={"tp": 8}, model={"path": "[red]../x"})
+    file = job_file(tmp_path, service, parallel={"vpp": 8}, model={"path": "[red]../x"})
     code, out, err = run("submit", file)
     assert (code, out) == (2, "")
     assert "model.path: '[red]../x' is not under one of" in err or "[red]../x" in err

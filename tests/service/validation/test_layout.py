@@ -174,7 +174,7 @@ def test_e06_a_vocabulary_that_tp_does_not_divide_is_padded_not_refused() -> Non
 
 def test_the_sampling_layout_is_held_to_model_ranks_and_padded_vocabulary() -> None:
     assert check_rollout(Layout(), rollout_tp=4, model=model()) == []
-    odd = {"intermediate_size": 100, "num_key_value_heads": 1}
+    odd = {"intermediate_size": 100, "num_key_value_heads": 1, "vocab_size": 49920}
     (problem,) = check_rollout(Layout(), rollout_tp=5, model=model(**odd))
     assert_problem(problem, "rollout.layout.tp", "num_attention_heads", "tp can be 1, 2, 4")
     wide = model(vocab_size=101, num_attention_heads=16)

@@ -1,6 +1,7 @@
 """What only the service can know: models, files, jobs, environments, clusters."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,15 @@ def test_every_fault_of_a_document_comes_at_once(service: RunningService) -> Non
 
 @pytest.mark.parametrize(
     ("parallel", "field"),
-    [({"tp": 8}, "parallel.tp"), ({"tp": 3}, "parallel.tp"), ({"pp": 3}, "parallel.pp")],
+    [
+        ({"tp": 16}, "parallel.tp"),
+        ({"tp": 3}, "parallel.tp"),
+        ({"pp": 5}, "parallel.pp"),
+        ({"pp": 2, "vpp": 4}, "parallel.vpp"),
+        ({"pp": 2, "pipeline_layers": [3, 2]}, "parallel.pipeline_layers"),
+        ({"ep": 2, "dp": 2}, "parallel.ep"),
+        ({"sequence_parallel": True}, "parallel.sequence_parallel"),
+    ],
 )
 def test_layouts_are_checked_against_the_models_config(
     service: RunningService, parallel: dict[str, int], field: str
@@ -223,8 +232,47 @@ def test_a_plan_resolves_everything_and_takes_nothing(service: RunningService) -
     training = {"max_length": 128, "global_batch_size": 16, "micro_batch_size": 4}
     document = service.job_document(parallel={"tp": 2, "pp": 2, "dp": 2}, training=training)
     plan = service.http.post("/v1/jobs:plan", json=document).json()
-    assert plan["layout"] == {"tp": 2, "pp": 2, "dp": 2, "world_size": 8}
+    sizes = {"tp": 2, "pp": 2, "dp": 2, "vpp": 1, "cp": 1, "ep": 1, "world_size": 8}
+    assert plan["layout"] == sizes | {"sequence_parallel": False, "pipeline_layers": None}
     assert (plan["micro_batch_size"], plan["micro_batches"]) == (4, 2)
     assert [rank["pp_rank"] for rank in plan["memory_per_rank"]] == [0, 1]
+    assert all(rank["activations"] > 0 for rank in plan["memory_per_rank"])
+    assert (plan["padded_vocabulary"], plan["padding_factor"]) == (48, 1)
+    assert (plan["notes"], plan["proposals"]) == ([], None)
     assert plan["spec"]["optimizer"]["betas"] == [0.9, 0.95]
     assert service.store.jobs.counts() == before
+
+
+def test_a_plan_proposes_layouts_that_a_submit_accepts(service: RunningService) -> None:
+    document = service.job_document(training={"max_length": 128, "global_batch_size": 16})
+    url = "/v1/jobs:plan?gpu_memory_gib=16&gpus_per_node=4"
+    plan = service.http.post(url, json=document).json()
+    assert plan["proposals"]
+    times = [one["relative_time"] for one in plan["proposals"]]
+    assert times == sorted(times)
+    for one in plan["proposals"]:
+        assert one["layout"]["world_size"] == 4
+        assert 0 < one["memory"]["total"] < 16 * 2**30
+        # This machine has no GPUs; the same layout on the CPU is checked in the same way.
+        changed = document | {
+            "parallel": one["changes"]["parallel"] | {"dp": one["layout"]["dp"]},
+            "training": document["training"] | one["changes"]["training"],
+        }
+        assert service.http.post("/v1/jobs:plan", json=changed).status_code == 200
+
+
+def test_a_plan_says_where_nothing_fits(service: RunningService) -> None:
+    url = "/v1/jobs:plan?gpu_memory_gib=2&gpus_per_node=1"
+    plan = service.http.post(url, json=service.job_document()).json()
+    assert plan["proposals"] == []
+    (note,) = plan["notes"]
+    assert "fits in no layout of 1 x 1 GPUs of 2 GiB" in note
+    assert re.search(r"needs \d+\.\d GiB", note)
+
+
+def test_proposals_need_to_know_how_many_gpus(service: RunningService) -> None:
+    answer = service.http.post("/v1/jobs:plan?gpu_memory_gib=16", json=service.job_document())
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "gpus_per_node"
+    assert "?gpus_per_node=8" in error["fix"]

@@ -1,0 +1,123 @@
+"""Plans: what a job would become, and in which layouts it would fit."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request
+
+from service.api.context import Caller, Service
+from service.api.jobs import JOB_BODY, accept_job, read_job
+from service.api.resources import Plan, Proposal, RankMemory
+from service.api.views import layout_resource
+from service.spec import JobSpec
+from service.spec.model_config import ModelConfig
+from service.spec.padding import padding_factor
+from service.validation import planner
+from service.validation.memory import estimate
+from service.validation.parameters import padded_vocabulary
+from service.validation.planner import GIB, Machines, propose
+from service.validation.problems import FieldProblem, InvalidRequest
+from service.validation.submit import AcceptedJob
+
+router = APIRouter(prefix="/v1", tags=["jobs"])
+
+
+@router.post("/jobs:plan", openapi_extra=JOB_BODY)
+async def plan_job(
+    request: Request,
+    service: Service,
+    _caller: Caller,
+    gpu_memory_gib: Annotated[
+        float | None,
+        Query(gt=0, le=4096, description="GiB of one GPU: proposes layouts that fit."),
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        Query(ge=1, le=64, description="GPUs of each machine to propose for; else the job's own."),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        Query(ge=1, le=1024, description="Machines to propose for; else the job's own."),
+    ] = None,
+) -> Plan:
+    """Checks a job as a submit does, and shows what it would become. Takes and stores nothing."""
+    spec = await read_job(service, request)
+    machines = _machines(spec, gpu_memory_gib, gpus_per_node, nodes)
+    accepted = await to_thread.run_sync(accept_job, service, spec, limiter=service.checking)
+    return await to_thread.run_sync(_plan, accepted, machines, limiter=service.checking)
+
+
+def _machines(
+    spec: JobSpec, memory_gib: float | None, gpus_per_node: int | None, nodes: int | None
+) -> Machines | None:
+    if memory_gib is None:
+        return None
+    gpus = gpus_per_node or spec.resources.gpus_per_node
+    if not gpus:
+        problem = FieldProblem(
+            field="gpus_per_node",
+            message="layouts are proposed for GPUs, and the job has resources.gpus_per_node: 0",
+            fix="ask with ?gpus_per_node=8, or set it in the job",
+        )
+        raise InvalidRequest([problem])
+    return Machines(nodes=nodes or spec.resources.nodes, gpus_per_node=gpus, memory_gib=memory_gib)
+
+
+def _plan(accepted: AcceptedJob, machines: Machines | None) -> Plan:
+    spec, layout, model = accepted.spec, accepted.layout, accepted.model.config
+    training = spec.training
+    micro = None if training.micro_batch_size == "auto" else training.micro_batch_size
+    proposals, notes = None, list(accepted.notes)
+    if machines is not None:
+        proposals, missing = _proposals(spec, model, machines)
+        notes += missing
+    return Plan(
+        spec=spec,
+        layout=layout_resource(layout),
+        micro_batch_size=micro,
+        micro_batches=training.global_batch_size // (layout.dp * micro) if micro else None,
+        parameters=model.parameters,
+        memory_per_rank=[RankMemory(**asdict(stage)) for stage in estimate(spec, model, layout)],
+        padded_vocabulary=padded_vocabulary(model.vocab_size, layout.tp),
+        padding_factor=padding_factor(layout, fp8=spec.precision.fp8),
+        notes=notes,
+        proposals=proposals,
+    )
+
+
+def _proposals(
+    spec: JobSpec, model: ModelConfig, machines: Machines
+) -> tuple[list[Proposal], list[str]]:
+    """Layouts that fit, or none and what to say of that."""
+    found = propose(spec, model, machines)
+    if found.fitting:
+        return [_proposal(one) for one in found.fitting], []
+    gpus = f"{machines.nodes} x {machines.gpus_per_node} GPUs of {machines.memory_gib:g} GiB"
+    if found.smallest is None:
+        return [], [f"no layout of {gpus} goes with this model and batch"]
+    needs = (found.smallest.memory.total / planner.USABLE + planner.RESERVED) / GIB
+    return [], [
+        f"the job fits in no layout of {gpus}; {found.smallest.layout} with full recomputation and "
+        f"offload comes closest, and needs {needs:.1f} GiB"
+    ]
+
+
+def _proposal(found: planner.Proposal) -> Proposal:
+    spec = found.spec
+    changes: dict[str, dict[str, Any]] = {
+        "parallel": spec.parallel.model_dump(exclude_defaults=True),
+        "training": {"recompute": spec.training.recompute},
+        "optimizer": {"offload": spec.optimizer.offload},
+        "resources": {
+            "nodes": spec.resources.nodes,
+            "gpus_per_node": spec.resources.gpus_per_node,
+        },
+    }
+    return Proposal(
+        layout=layout_resource(found.layout),
+        changes=changes,
+        memory=RankMemory(**asdict(found.memory)),
+        relative_time=round(found.time.total, 3),
+        reason=found.reason,
+    )
