@@ -1,4 +1,4 @@
-"""Weights into a Megatron model from Hugging Face tensors."""
+"""Weights into a Megatron model from Hugging Face tensors, and compared with them."""
 
 from collections.abc import Sequence
 
@@ -26,9 +26,7 @@ def load_weights(chunks: Sequence[GPTModel], config: ModelConfig, source: Tensor
 
 
 def _load_chunk(chunk: GPTModel, config: ModelConfig, source: TensorSource) -> None:
-    groups: ProcessGroupCollection = chunk.pg_collection
-    # Experts are cut over the same tensor-parallel ranks as all else.
-    part = Part(rank=groups.tp.rank(), size=groups.tp.size(), padded_vocab=chunk.vocab_size)
+    part = _part(chunk)
     with torch.no_grad():
         for name, parameter in chunk.named_parameters():
             tensor = local_cut(chunk, config, name).load(source, config, part)
@@ -38,6 +36,29 @@ def _load_chunk(chunk: GPTModel, config: ModelConfig, source: TensorSource) -> N
                     f"but the config makes it {list(parameter.shape)}"
                 )
             parameter.copy_(tensor)
+
+
+def differing_parameter(
+    chunks: Sequence[GPTModel], config: ModelConfig, source: TensorSource
+) -> str | None:
+    """The first parameter of this rank that `source` has otherwise, to the bit; None for none.
+
+    Raises:
+        KeyError: a tensor is missing.
+    """
+    for chunk in chunks:
+        part = _part(chunk)
+        for name, parameter in chunk.named_parameters():
+            tensor = local_cut(chunk, config, name).load(source, config, part)
+            if not torch.equal(tensor.to(parameter.device), parameter.detach()):
+                return name
+    return None
+
+
+def _part(chunk: GPTModel) -> Part:
+    # Experts are cut over the same tensor-parallel ranks as all else.
+    groups: ProcessGroupCollection = chunk.pg_collection
+    return Part(rank=groups.tp.rank(), size=groups.tp.size(), padded_vocab=chunk.vocab_size)
 
 
 def local_cut(chunk: GPTModel, config: ModelConfig, name: str) -> Cut:

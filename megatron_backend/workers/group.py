@@ -46,7 +46,7 @@ _PHASES = {
     "setup": ("prepare", "setup", "setup_generation", "load_state", "shutdown"),
     "step": ("train_step", "log_probs", "evaluate_loss", "tied_difference", "logits"),
     "generate": ("generate", "sync_weights"),
-    "save": ("begin_save", "save_again", "save_result", "export_hf"),
+    "save": ("begin_save", "save_again", "save_result", "export_hf", "check_export"),
 }
 PHASE_OF = {method: phase for phase, methods in _PHASES.items() for method in methods}
 """The field of `faults.deadlines` that bounds each call."""
@@ -128,15 +128,15 @@ class WorkerGroup:
         self.own_seconds = [seconds for _, seconds in answers]
         return [result for result, _ in answers]
 
+    def check_room(self) -> None:
+        """Raises NodeLost where a machine of the ranks is gone, or Ray is."""
+        placement.check_nodes(self._room)
+
     def replace(self, ranks: Collection[int]) -> None:
         """Puts new processes in the place of some; `setup` joins all of them anew.
 
         The others leave what they are in. One that does not is replaced as well.
-
-        Raises:
-            NodeLost: a machine of the ranks is gone.
         """
-        placement.check_nodes(self._room)
         failed = set(ranks)
         self._kill(failed)
         failed |= self._wake(set(range(self.layout.world_size)) - failed)

@@ -163,11 +163,22 @@ class RankWorker:
     def export_hf(self, folder: str) -> None:
         """Writes Hugging Face weights and config into `folder`, which must be empty.
 
-        Every rank must call it; rank 0 writes.
+        Every rank must call it; rank 0 writes, into the same files that the model came from.
         """
         from megatron_backend.models.export import export_hf
 
-        export_hf(self.model, self.config, self.layout, Path(folder))
+        assert self.context is not None
+        start = self.context.model
+        like = None
+        if start.kind == "huggingface":
+            like = SafetensorsFolder(Path(str(start.weights))).file_of
+        export_hf(self.model, self.config, self.layout, Path(folder), like=like)
+
+    def check_export(self, folder: str) -> str | None:
+        """The first of this rank's parameters that `folder` has otherwise; None for none."""
+        from megatron_backend.models.weights import differing_parameter
+
+        return differing_parameter(self.model, self.config, SafetensorsFolder(Path(folder)))
 
     def setup_generation(
         self, layout: Layout, stop_token_ids: Sequence[int], max_length: int

@@ -1,37 +1,90 @@
-"""The comparison behind `max_logit_diff` sees a tensor that is wrong."""
+"""The comparisons before an export is published see what is wrong with it."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt
-from megatron_backend.driver.export import TOLERANCE, largest_difference, sweep
-from tests.megatron_backend.small_models import save_random
+from megatron_backend.driver.export import TOLERANCE, compare, sweep
+from megatron_backend.models.tensors import SafetensorsFolder
+from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
+from tests.megatron_backend.ranks import Ranks
+from tests.megatron_backend.small_models import read_config, save_random
 
 
-def test_the_same_weights_and_a_wrong_tensor(tmp_path: Path) -> None:
-    model = save_random("qwen2", tmp_path)
-    tokens = torch.randint(101, (2, 9), generator=torch.Generator().manual_seed(1))
+def probe() -> torch.Tensor:
+    return torch.randint(101, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def logits_of(model: transformers.PreTrainedModel) -> torch.Tensor:
     with torch.no_grad():
-        logits = model(tokens).logits
-    assert largest_difference(tmp_path, tokens, logits) == 0
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    name = "model.layers.1.self_attn.k_proj.weight"
-    tensors[name] = tensors[name].flip(0).contiguous()  # heads in the wrong order
-    save_file(tensors, file, metadata={"format": "pt"})
-    assert largest_difference(tmp_path, tokens, logits) > 10 * TOLERANCE["fp32"]
+        return model(probe()).logits.float()
 
 
-def test_a_single_logit_counts(tmp_path: Path) -> None:
-    model = save_random("llama", tmp_path)
-    tokens = torch.randint(101, (2, 9), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        logits = model(tokens).logits
-    logits[1, 4, 77] += 0.5
-    assert largest_difference(tmp_path, tokens, logits) == pytest.approx(0.5, abs=1e-4)
+def spoil(folder: Path, name: str) -> None:
+    """Turns the rows of a tensor round."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name].flip(0).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("initializer_range", "wrong"),
+    [(0.2, "model.layers.1.mlp.down_proj.weight"), (0.02, "lm_head.weight")],
+)
+def test_rounding_passes_and_a_wrong_tensor_does_not(
+    tmp_path: Path, initializer_range: float, wrong: str
+) -> None:
+    """Whatever the size of the logits: with the usual initial weights all of them are small."""
+    model = save_random("qwen2", tmp_path / "fp32", initializer_range=initializer_range)
+    logits = logits_of(model)
+    assert compare(tmp_path / "fp32", probe(), logits).relative == 0
+    model.bfloat16().save_pretrained(tmp_path / "bf16")
+    rounded = compare(tmp_path / "bf16", probe(), logits).relative
+    assert TOLERANCE["fp32"] < rounded < TOLERANCE["bf16"] / 2
+    for folder, dtype in (("fp32", "fp32"), ("bf16", "bf16")):
+        spoil(tmp_path / folder, wrong)
+        assert compare(tmp_path / folder, probe(), logits).relative > 2 * TOLERANCE[dtype]
+
+
+def test_single_logits_and_single_tokens_do_not_decide_but_are_told(tmp_path: Path) -> None:
+    logits = logits_of(save_random("llama", tmp_path))
+    logits[1, 4] += 5.0
+    difference = compare(tmp_path, probe(), logits)
+    assert difference.largest == pytest.approx(5.0, abs=1e-4)
+    assert difference.relative < TOLERANCE["fp32"]
+    logits[:, :, 3] = torch.nan
+    assert math.isnan(compare(tmp_path, probe(), logits).relative)
+
+
+def check_after_change(_rank: int, folder: Path, layout: Layout, change: bool) -> str | None:
+    """What `differing_parameter` says of a model and the files it came from."""
+    from megatron_backend.models.build import build_model
+    from megatron_backend.models.weights import differing_parameter, load_weights
+
+    config = ModelConfig.from_hf(read_config(folder))
+    chunks = build_model(config, layout)
+    load_weights(chunks, config, SafetensorsFolder(folder))
+    if change:
+        with torch.no_grad():
+            chunks[-1].decoder.layers[-1].mlp.linear_fc2.weight[3, 2] += 1e-6
+    return differing_parameter(chunks, config, SafetensorsFolder(folder))
+
+
+def test_ranks_find_a_number_that_is_not_theirs(ranks: Ranks, tmp_path: Path) -> None:
+    save_random("qwen2-tied", tmp_path)
+    layout = Layout(pp=2)
+    assert ranks.run(layout, check_after_change, tmp_path, layout, False) == [None, None]
+    found = ranks.run(layout, check_after_change, tmp_path, layout, True)
+    assert found == [
+        "decoder.layers.1.mlp.linear_fc2.weight",
+        "decoder.layers.0.mlp.linear_fc2.weight",
+    ]
 
 
 def test_only_the_newest_attempt_sweeps(tmp_path: Path) -> None:
