@@ -86,6 +86,7 @@ class JobRanks:
     def _restart(self, failure: RanksFailed) -> None:
         if not failure.restartable or not self._restarts_left:
             raise failure
+        self.group.check_room()
         self._restarts_left -= 1
         log.error("ranks are started anew", exc_info=failure)
         reason = str(reason_of(failure))

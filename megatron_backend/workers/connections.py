@@ -27,7 +27,11 @@ class Connection:
 def connections() -> list[Connection]:
     """Those of this process."""
     return [
-        Connection(found.fd, tuple(found.laddr), tuple(found.raddr))
+        Connection(
+            found.fd,
+            (found.laddr.ip, found.laddr.port),
+            (found.raddr.ip, found.raddr.port),
+        )
         for found in psutil.Process().net_connections("tcp")
         if found.status == psutil.CONN_ESTABLISHED and found.raddr
     ]

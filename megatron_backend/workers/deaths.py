@@ -12,6 +12,7 @@ from megatron_backend.workers.errors import (
     WorkerPreempted,
 )
 
+_NODE_TEXTS = ("node has died", "node died", "node has crashed", "owner has died")
 _NETWORK_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
@@ -23,12 +24,14 @@ def death_of(rank: int, error: RayError, *, oom_killed: bool) -> WorkerLost:
         error: Ray's.
         oom_killed: the kernel has killed a process of that machine for its memory meanwhile.
     """
-    text = str(error)
+    # Ray's indented lines name the actor by numbers that nobody else knows.
+    lines = [line.strip() for line in str(error).splitlines() if line[:1] != "\t"]
+    text = " ".join(line for line in lines if line)
     if isinstance(error, OutOfMemoryError) or "memory on the node" in text:
         return WorkerOutOfMemory(rank, text)
     if isinstance(error, RayActorError) and error.preempted:
         return WorkerPreempted(rank, text)
-    if "node has died" in text or "node died" in text:
+    if any(words in text for words in _NODE_TEXTS):
         return NodeLost(rank, text)
     if oom_killed:
         return WorkerOutOfMemory(rank, f"the kernel killed a process to free memory. {text}")

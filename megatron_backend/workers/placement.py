@@ -9,6 +9,7 @@ from ray.util.placement_group import (
 )
 
 from megatron_backend.workers.errors import NodeLost, NoRoom
+from megatron_backend.workers.ray_session import dead_processes
 from service.spec.layout import Layout
 
 PLACEMENT_SECONDS = 600.0
@@ -35,7 +36,9 @@ def reserve(layout: Layout, *, gpu: bool) -> PlacementGroup:
 
 
 def check_nodes(group: PlacementGroup) -> None:
-    """Raises NodeLost where a machine that holds some of the room is gone."""
+    """Raises NodeLost where a machine that holds some of the room is gone, or Ray itself is."""
+    if dead := dead_processes():  # Ray's own look at it takes many seconds
+        raise NodeLost(0, f"Ray's own processes have died: {', '.join(dead)}")
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     for bundle, node in placement_group_table(group)["bundles_to_node_id"].items():
         if node not in alive:

@@ -104,6 +104,15 @@ def _start(options: dict[str, Any]) -> None:
             log.warning("Ray did not start, and is tried again: %s", error)
 
 
+def dead_processes() -> list[str]:
+    """Which of its own Ray's processes have died; of another's Ray nothing is known."""
+    from ray._private.worker import _global_node
+
+    if not _own_cluster() or _global_node is None:
+        return []
+    return [str(name) for name, _ in _global_node.dead_processes()]
+
+
 def _own_cluster() -> bool:
     return "RAY_ADDRESS" not in os.environ
 

@@ -1,11 +1,7 @@
-"""kill -9, of the service and of a rank, in the middle of a real job."""
+"""kill -9 of the service in the middle of a real job; of the job, see `test_soak`."""
 
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from service.api.resources import EventResource, MetricsRow
@@ -22,17 +18,6 @@ def until_step(client: Client, job: str, step: int) -> None:
         if event.kind == "checkpoint" and event.data["step"] >= step:
             return
     raise AssertionError(f"the job ended before a checkpoint of step {step}")
-
-
-def ranks_of(job: str) -> Iterator[psutil.Process]:
-    """The Ray actors that hold a job's ranks."""
-    for process in psutil.process_iter(["cmdline"]):
-        if "RankActor" in " ".join(process.info["cmdline"] or []):
-            try:
-                if process.environ().get("PLANISH_JOB_ID") == job:
-                    yield process
-            except psutil.NoSuchProcess:
-                continue
 
 
 def assert_numbered_without_gap(events: list[EventResource]) -> None:
@@ -68,32 +53,5 @@ def test_a_service_that_is_killed_finds_its_job_again(
     assert_numbered_without_gap(seen)
     assert [attempt.number for attempt in ended.attempts] == [1]
     assert sum(event.kind == "started" for event in seen) == 1
-    assert [row.step for row in metrics] == list(range(1, STEPS + 1))
-    assert_every_row_in_its_turn(metrics)
-
-
-def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(
-    service: ServiceProcess, model_root: Path, rows: Path
-) -> None:
-    with service.client() as client:
-        file = client.upload(rows)
-        document = sft_job(model_root, file.id, name="phoenix", parallel={"dp": 2})
-        job = client.submit(document)
-        until_step(client, job.id, 30)
-        victim = next(iter(ranks_of(job.id)))
-        os.kill(victim.pid, signal.SIGKILL)
-        seen = list(client.events(job.id))
-        ended = client.job(job.id)
-        metrics = client.metrics(job.id)
-    assert ended.state.value == "SUCCEEDED", ended.message
-    first, second = ended.attempts
-    assert first.reason is not None
-    assert first.reason.value == "WORKER_LOST"
-    assert "rank" in first.message
-    assert second.reason is None
-    assert_numbered_without_gap(seen)
-    resumed = [event.data["resumed_from_step"] for event in seen if event.kind == "started"]
-    assert resumed[0] is None
-    assert resumed[1] >= 30
     assert [row.step for row in metrics] == list(range(1, STEPS + 1))
     assert_every_row_in_its_turn(metrics)

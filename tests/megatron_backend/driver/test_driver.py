@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from megatron_backend.checkpoint import contents
 from service.spec import Reason, WorkerEvent
+from service.spec.layout import Layout
 from tests.megatron_backend.driver import tiny_job
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ def test_a_job_from_start_to_end(finished: Path) -> None:
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     (started,) = tiny_job.events(finished, kind="started")
     assert started.data == {
-        "layout": {"tp": 1, "pp": 1, "dp": 2},
+        "layout": Layout(dp=2).to_json(),
         "world_size": 2,
         "resumed_from_step": None,
         "device": "cpu",
@@ -116,15 +117,33 @@ def test_a_stale_attempt_does_not_start(finished: Path) -> None:
     assert "attempt 7 of this job has taken over" in tiny_job.log_text(finished, 5)
 
 
-def test_kill_9_of_a_rank_then_the_next_attempt_goes_on(finished: Path, tmp_path: Path) -> None:
-    """D03: each row once an epoch on the way that counts, and the same end as without the kill."""
-    job = tiny_job.write_job(tmp_path / "killed", **SPEC)
-    driver = tiny_job.start(job)
-    tiny_job.wait_for(lambda: 8 in steps_of(tiny_job.events(job, kind="checkpoint")))
+def kill_a_rank_after(job: Path, step: int) -> None:
+    """kill -9 of one of two ranks, as soon as a checkpoint of this step is announced."""
+    tiny_job.wait_for(lambda: step in steps_of(tiny_job.events(job, kind="checkpoint")))
     ranks = tiny_job.rank_processes(job)
     assert len(ranks) == 2
     ranks[1].kill()
-    assert driver.wait(60) == 1
+
+
+def test_d03_kill_9_of_a_rank_inside_an_attempt_and_once_too_often(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Each row once an epoch on the way that counts, and the same end as without the kills."""
+    job = tiny_job.write_job(tmp_path / "killed", **SPEC, faults={"restarts": 1})
+    driver = tiny_job.start(job)
+    kill_a_rank_after(job, 4)
+    survivors = {process.pid for process in tiny_job.rank_processes(job)}
+    tiny_job.wait_for(lambda: tiny_job.events(job, kind="warning"))
+    (warning,) = tiny_job.events(job, kind="warning")
+    assert warning.data["reason"] == Reason.WORKER_LOST
+    assert len(warning.data["ranks"]) == 1
+    assert "`faults.restarts` allows 0 more" in warning.data["message"]
+
+    tiny_job.wait_for(lambda: 16 in steps_of(tiny_job.events(job, kind="checkpoint")))
+    ranks = tiny_job.rank_processes(job)
+    assert len(survivors & {process.pid for process in ranks}) == 1  # it kept its imports
+    ranks[0].kill()
+    assert driver.wait(240) == 1
     outcome = tiny_job.outcome(job)
     assert (outcome.status, outcome.reason) == ("failed", Reason.WORKER_LOST)
     assert "rank " in outcome.message
@@ -135,9 +154,11 @@ def test_kill_9_of_a_rank_then_the_next_attempt_goes_on(finished: Path, tmp_path
     assert tiny_job.start(job, attempt=2).wait(240) == 0, tiny_job.log_text(job, 2)
     (started,) = tiny_job.events(job, 2, kind="started")
     resumed = started.data["resumed_from_step"]
-    assert resumed >= 8
+    assert resumed >= 16
+    assert len(tiny_job.events(job, 1, kind="started")) == 1
     first = tiny_job.events(job, 1, kind="metrics")
     second = tiny_job.events(job, 2, kind="metrics")
+    assert steps_of(first) == list(range(1, len(first) + 1))  # none is told twice
     way = [event for event in first if event.step <= resumed] + second
     assert steps_of(way) == list(range(1, STEPS + 1))
     spans = [(event.data["data_start"], event.data["data_end"]) for event in way]
@@ -156,14 +177,18 @@ def test_sigterm_and_kill_9_of_the_driver_leave_no_process(tmp_path: Path) -> No
     job = tiny_job.write_job(tmp_path / "stopped", training=endless)
     driver = tiny_job.start(job)
     tiny_job.wait_for(lambda: tiny_job.events(job, kind="metrics"))
-    os.killpg(driver.pid, signal.SIGTERM)  # as the local launcher does: Ray's processes get it too
+    os.killpg(driver.pid, signal.SIGTERM)  # as a cluster does: Ray's processes get it too
     assert driver.wait(60) == 1, tiny_job.log_text(job)
     outcome = tiny_job.outcome(job)
-    assert (outcome.reason, outcome.message) == (Reason.CANCELLED, "stopped by SIGTERM")
+    assert outcome.reason is Reason.PREEMPTED
+    assert "stopped by SIGTERM; the step that was under way is done and saved" in outcome.message
+    (saved,) = tiny_job.events(job, kind="checkpoint")
+    assert saved.step == tiny_job.events(job, kind="metrics")[-1].step
     tiny_job.wait_for(lambda: not tiny_job.processes(job), seconds=60)
 
     driver = tiny_job.start(job, attempt=2)
     tiny_job.wait_for(lambda: tiny_job.events(job, 2, kind="metrics"))
+    assert tiny_job.events(job, 2, kind="metrics")[0].step == saved.step + 1
     driver.kill()
     driver.wait()
     tiny_job.wait_for(lambda: not tiny_job.rank_processes(job), seconds=20)  # the ranks at once,

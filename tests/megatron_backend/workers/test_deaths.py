@@ -18,6 +18,7 @@ from megatron_backend.workers.errors import (
         (RayActorError(error_msg="connection error code 2"), False, WorkerLost, True),
         (RayActorError(error_msg="connection error code 2"), True, WorkerOutOfMemory, False),
         (RayActorError(error_msg="Its node has died."), False, NodeLost, False),
+        (RayActorError(error_msg="Detail: Owner's node has crashed."), False, NodeLost, False),
         (OutOfMemoryError("memory on the node was low"), False, WorkerOutOfMemory, False),
     ],
 )
@@ -27,7 +28,13 @@ def test_what_a_death_means(
     death = death_of(3, error, oom_killed=oom_killed)
     assert type(death) is kind
     assert (death.rank, death.ranks, death.restartable) == (3, (3,), restartable)
-    assert "rank 3 died" in str(death)
+    assert str(death).startswith("rank 3 died: ")
+
+
+def test_the_message_is_one_line_for_people() -> None:
+    error = RayActorError(error_msg="The actor died.\n\tactor_id: 846f48a5\nIts process ended.\n")
+    death = death_of(0, error, oom_killed=False)
+    assert str(death) == "rank 0 died: The actor died. Its process ended."
 
 
 def test_only_lost_connections_count_as_the_network() -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron_backend.workers.group import PHASE_OF
+from megatron_backend.workers.rank import RankWorker
+from service.spec import DeadlineSpec
 from tests.megatron_backend.driver import tiny_job
 
 pytestmark = pytest.mark.slow
@@ -22,6 +25,7 @@ from megatron_backend.workers.ray_session import ray_session, set_environment
 set_environment(3)
 import torch
 from algorithms.batch import Normalizer
+from megatron_backend.checkpoint import contents
 from megatron_backend.driver.job import open_job
 from megatron_backend.workers.errors import RanksFailed, RanksHung, WorkerLost
 from megatron_backend.workers.group import WorkerGroup
@@ -79,6 +83,16 @@ with ray_session(3, gpus=0):
     group.setup(job.context)
     print("kept", [rank for rank in range(3) if group.pids[rank] == pids[rank]])
     print("same" if [step(), step()] == first else "other")
+
+    # A save that takes three times as long as a step may: it has a limit of its own.
+    staged = Path(sys.argv[1]) / "staged"
+    for name in (contents.STATE, contents.RANDOM):
+        (staged / name).mkdir(parents=True)
+    os.kill(group.pids[0], signal.SIGSTOP)
+    late = threading.Timer(3 * deadlines.step, os.kill, (group.pids[0], signal.SIGCONT))
+    late.start()
+    written = group.call(RankWorker.begin_save, str(staged), False)
+    print("saved", [share.error for share in written])
     group.stop()
 """
 
@@ -109,7 +123,7 @@ def run(script: str, *arguments: object, **environment: str) -> list[str]:
 
 def test_d21_ranks_that_die_or_hang_are_found_and_replaced(tmp_path: Path) -> None:
     job = tiny_job.write_job(tmp_path / "job", parallel={"dp": 3})
-    assert run(FAILURES, job, 15) == [
+    assert run(FAILURES, job, 6.0) == [
         "RuntimeError  has no model yet: call setup first",
         "as the driver",
         "WorkerLost (1,)",
@@ -119,7 +133,15 @@ def test_d21_ranks_that_die_or_hang_are_found_and_replaced(tmp_path: Path) -> No
         "others wait: 2",
         "kept [0, 1]",
         "same",
+        "saved [None, None, None]",
     ]
+
+
+def test_every_call_has_a_phase() -> None:
+    calls = {name for name, what in vars(RankWorker).items() if callable(what)}
+    public = {name for name in calls if not name.startswith("_")}
+    assert public | {"prepare"} == set(PHASE_OF)
+    assert set(PHASE_OF.values()) == set(DeadlineSpec.model_fields)
 
 
 def test_a_machine_that_runs_out_of_memory() -> None:
