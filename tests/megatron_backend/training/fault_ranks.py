@@ -1,0 +1,50 @@
+"""What the ranks of the tests of faults do."""
+
+import math
+from typing import Any
+
+from algorithms.batch import Normalizer
+from service.spec import SftSpec
+from service.spec.layout import Layout
+from tests.megatron_backend.training.training_runs import LEARNING_RATE, build_trainer, random_batch
+
+
+def tied_steps(_rank: int, layout: Layout, steps: int) -> tuple[list[Any], Any]:
+    """`tied_difference` after each of some steps, and after one copy alone was changed."""
+    from megatron.core import parallel_state
+
+    from megatron_backend.training.tied import tied_difference
+
+    trainer = build_trainer("qwen2-tied", layout, SftSpec(), num_hidden_layers=4)
+    model = [chunk.module for chunk in trainer.chunks]
+    differences = []
+    for seed in range(steps):
+        batch = random_batch(seed=seed)
+        trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE)
+        differences.append(tied_difference(model))
+    if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        model[-1].shared_embedding_or_output_weight().data[3, 5] += 0.25
+    return differences, tied_difference(model)
+
+
+def refused_steps(_rank: int, layout: Layout) -> list[Any]:
+    """Whether weights moved in a step under its own norm, above it, and after a poisoned batch."""
+    trainer = build_trainer("qwen2-tied", layout, SftSpec())
+    batch = random_batch()
+    normalizer = Normalizer.of(batch)
+
+    def weights() -> list[Any]:
+        return [p.detach().clone() for chunk in trainer.chunks for p in chunk.parameters()]
+
+    def moved(norm_limit: float) -> tuple[bool, float, bool]:
+        before = weights()
+        share = trainer.train_step(
+            batch, normalizer, learning_rate=LEARNING_RATE, norm_limit=norm_limit
+        )
+        changed = any(not a.equal(b) for a, b in zip(before, weights(), strict=True))
+        return changed, share.gradient_norm, share.finite
+
+    first = moved(0.01)
+    second = moved(0.01)
+    third = moved(math.nextafter(first[1], math.inf))
+    return [first, second, third]
