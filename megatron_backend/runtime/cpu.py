@@ -10,8 +10,7 @@ computed, so it can be answered by the CPU:
 - the CUDA generator is the CPU generator;
 - `Tensor.type()` names the CUDA type;
 - pinned memory is ordinary memory;
-- sizes of an all-to-all, which Megatron makes lists of where it brings them from CUDA, may stay
-  tensors;
+- collectives take parts of different sizes (see `gloo`);
 - `torch.compile` leaves a function as it is. Megatron-Core compiles small fusions while it is being
   imported, which costs each process five seconds for nothing, and would need a C++ compiler.
 
@@ -28,6 +27,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from megatron_backend.runtime import gloo
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +108,7 @@ def install() -> None:
     _replace_generators()
     _replace_devices()
     _replace(torch, {"compile": _uncompiled})
-    _replace(
-        torch.distributed,
-        {"all_to_all_single": _with_listed_sizes(torch.distributed.all_to_all_single)},
-    )
+    _replace(torch.distributed, gloo.replacements())
 
 
 def _cpu_device(device: Any) -> Any:
@@ -139,23 +137,6 @@ def _constant(value: Any) -> Callable[..., Any]:
 def _uncompiled(function: Any = None, **_options: Any) -> Any:
     """`torch.compile`, as a call or as a decorator, that compiles nothing."""
     return function if function is not None else lambda decorated: decorated
-
-
-def _with_listed_sizes(all_to_all: Callable[..., Any]) -> Callable[..., Any]:
-    def call(
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_split_sizes: Any = None,
-        input_split_sizes: Any = None,
-        **others: Any,
-    ) -> Any:
-        sizes = [
-            size.tolist() if isinstance(size, torch.Tensor) else size
-            for size in (output_split_sizes, input_split_sizes)
-        ]
-        return all_to_all(output, input, *sizes, **others)
-
-    return call
 
 
 def _replace_cuda() -> None:
