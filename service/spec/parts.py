@@ -23,7 +23,7 @@ class InitialModel(SpecModel):
     """A new model with random weights."""
 
     config: dict[str, Any]
-    """A Hugging Face model config, as in config.json (`model_type` llama, qwen2 or qwen3)."""
+    """A Hugging Face model config, as in config.json, of a supported family (`model_type`)."""
     tokenizer: Annotated[str, Field(min_length=1, max_length=4096)]
     """Folder with the tokenizer's files, under one of the service's model roots."""
 
@@ -119,7 +119,8 @@ class RolloutSpec(SpecModel):
 
 
 class Fp8Spec(SpecModel):
-    """A recipe of Transformer Engine; needs GPUs that have it, and `dtype` bf16 or fp16."""
+    """A recipe of Transformer Engine; needs `dtype` bf16 or fp16, and GPUs that can do it. Without
+    GPUs its numbers are emulated."""
 
     recipe: Literal["delayed", "tensorwise", "blockwise", "mxfp8"] = "blockwise"
     """How scales are chosen: from a history of maxima, of each tensor now, of blocks of 128, or of
