@@ -1,7 +1,7 @@
 # `make quickstart` and `make test` do all the set-up themselves.
 PY := .venv/bin/python
 
-.PHONY: setup quickstart test test-fast lint format lock clean
+.PHONY: setup quickstart test test-fast test-te bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh
@@ -18,6 +18,12 @@ test: setup ## every test, the slow ones too
 test-fast: setup ## the tests that take less than ten seconds each
 	$(PY) -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
+test-te: setup ## what Transformer Engine and Megatron-Bridge can tell without a GPU, in .venv-te
+	@scripts/test_te.sh $(ARGS)
+
+bench: setup ## speed beside peers, as ratios, in .venv-bench; ONLY=B4 runs one
+	@$(PY) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
 lint: setup ## ruff and mypy --strict
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -33,4 +39,4 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 	    --custom-compile-command "make lock" --quiet -o requirements.lock
 
 clean: ## remove what the targets above made
-	rm -rf .venv .uv build dist *.egg-info quickstart/out quickstart/result.json
+	rm -rf .venv .venv-te .venv-bench .uv build dist *.egg-info quickstart/out quickstart/result.json
