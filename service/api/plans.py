@@ -12,10 +12,9 @@ from service.api.resources import Plan, Proposal, RankMemory
 from service.api.views import layout_resource
 from service.spec import JobSpec
 from service.spec.model_config import ModelConfig
-from service.spec.padding import padding_factor
+from service.spec.padding import padded_vocab_size, padding_factor
 from service.validation import planner
 from service.validation.memory import estimate
-from service.validation.parameters import padded_vocabulary
 from service.validation.planner import GIB, Machines, propose
 from service.validation.problems import FieldProblem, InvalidRequest
 from service.validation.submit import AcceptedJob
@@ -79,7 +78,7 @@ def _plan(accepted: AcceptedJob, machines: Machines | None) -> Plan:
         micro_batches=training.global_batch_size // (layout.dp * micro) if micro else None,
         parameters=model.parameters,
         memory_per_rank=[RankMemory(**asdict(stage)) for stage in estimate(spec, model, layout)],
-        padded_vocabulary=padded_vocabulary(model.vocab_size, layout.tp),
+        padded_vocabulary=padded_vocab_size(model.vocab_size, tp=layout.tp),
         padding_factor=padding_factor(layout, fp8=spec.precision.fp8),
         notes=notes,
         proposals=proposals,

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from service.spec import JobSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
-from service.spec.padding import padding_factor
-from service.validation.parameters import padded_vocabulary
+from service.spec.padding import padded_vocab_size, padding_factor
 
 # As `megatron_backend.training.log_probs` cuts its work; a test holds the two to each other.
 CHUNK_BYTES, KEPT_BYTES, LEAST_ROWS = 2**26, 2**28, 64
@@ -208,7 +207,7 @@ def _mlp(model: ModelConfig, sizes: _Sizes) -> float:
 
 
 def _logits(tokens: int, model: ModelConfig, layout: Layout) -> float:
-    width = padded_vocabulary(model.vocab_size, layout.tp) // layout.tp
+    width = padded_vocab_size(model.vocab_size, tp=layout.tp) // layout.tp
     rows = min(max(CHUNK_BYTES // (_FP32 * width), LEAST_ROWS), tokens)
     chunk = rows * width * _FP32
     kept = 0 if model.final_softcap else min(KEPT_BYTES, tokens * width * _FP32)

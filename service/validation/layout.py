@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from service.spec import JobSpec, ParallelSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
-from service.validation.parameters import padded_vocabulary
+from service.spec.padding import padded_vocab_size
 from service.validation.problems import FieldProblem
 
 type Sizes = ParallelSpec | Layout
@@ -198,7 +198,7 @@ def check_rollout(layout: Sizes, *, rollout_tp: int, model: ModelConfig) -> list
     """Whether the generation copy fits the model, the ranks and the trained vocabulary."""
     field = "rollout.layout.tp"
     problems = _tensor_parallel(field, rollout_tp, model)
-    rows = padded_vocabulary(model.vocab_size, layout.tp)
+    rows = padded_vocab_size(model.vocab_size, tp=layout.tp)
     if rows % rollout_tp:
         problems.append(
             FieldProblem(

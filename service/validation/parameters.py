@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
-
-# As `megatron_backend.models.vocabulary` pads; a test holds the two to each other.
-_LARGE_DIVISOR, _SMALL_DIVISOR, _LARGE_FROM = 128, 8, 1024
+from service.spec.padding import padded_vocab_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +32,6 @@ class RankParameters:
         return self.dense + self.experts
 
 
-def padded_vocabulary(size: int, tp: int) -> int:
-    """Rows of embedding and output layer, as the workers pad them for `tp` ranks."""
-    multiple = (_LARGE_DIVISOR if size >= _LARGE_FROM else _SMALL_DIVISOR) * tp
-    return -(-size // multiple) * multiple
-
-
 def rank_parameters(model: ModelConfig, layout: Layout, *, stage: int) -> RankParameters:
     """What each rank of a pipeline stage holds.
 
@@ -50,7 +42,7 @@ def rank_parameters(model: ModelConfig, layout: Layout, *, stage: int) -> RankPa
         ValueError: the layout does not fit the model.
     """
     layers = sum(len(chunk) for chunk in layout.stage_layers(model.num_layers)[stage])
-    embedding = padded_vocabulary(model.vocab_size, layout.tp) // layout.tp * model.hidden_size
+    embedding = padded_vocab_size(model.vocab_size, tp=layout.tp) // layout.tp * model.hidden_size
     attention = model.attention_parameters // layout.tp
     other = model.norm_parameters
     mlp, experts = model.mlp_parameters // layout.tp, 0

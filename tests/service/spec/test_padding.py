@@ -1,10 +1,10 @@
-"""Padding factors: cases E09 (context and sequence parallelism) and E11 (FP8 after the split)."""
+"""Padding: cases E06 (vocabulary), E09 (context and sequence parallelism), E11 (FP8)."""
 
 import pytest
 
 from service.spec import Fp8Spec
 from service.spec.layout import Layout
-from service.spec.padding import fp8_alignment, padding_factor
+from service.spec.padding import fp8_alignment, padded_vocab_size, padding_factor
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,11 @@ def test_e11_each_recipe_has_its_alignment(recipe: str, aligned: int) -> None:
         shards = layout.cp * (layout.tp if layout.sequence_parallel else 1)
         assert factor // shards % aligned == 0
     assert fp8_alignment(None) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "tp", "rows"),
+    [(50257, 2, 50432), (50257, 8, 51200), (30, 1, 32), (1023, 4, 1024), (1024, 3, 1152)],
+)
+def test_e06_a_vocabulary_is_padded_for_its_ranks(size: int, tp: int, rows: int) -> None:
+    assert padded_vocab_size(size, tp=tp) == rows

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from megatron_backend.models.vocabulary import padded_vocab_size
 from service.spec.layout import Layout
 from service.validation.activations import chunks_in_flight, forward_tokens
 from service.validation.memory import CPU_CACHE_BYTES, StageMemory, estimate
-from service.validation.parameters import padded_vocabulary, rank_parameters
+from service.validation.parameters import rank_parameters
 from tests.service.validation.jobs import EXPERTS, spec
 from tests.service.validation.jobs import model as read
 
@@ -172,9 +171,3 @@ def test_recomputation_keeps_less_and_only_the_last_stage_has_logits() -> None:
     assert kept[0] > kept[1]
     first, last = estimate(spec(), SHAPE, Layout(pp=2))
     assert first.logits == 0 < last.logits
-
-
-def test_the_padding_is_that_of_the_workers() -> None:
-    for size in (1, 30, 1000, 1023, 1024, 50257, 151936):
-        for tp in (1, 2, 4, 8):
-            assert padded_vocabulary(size, tp) == padded_vocab_size(size, tp=tp)
