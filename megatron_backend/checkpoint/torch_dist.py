@@ -5,6 +5,8 @@ tensor is stored under its name in the whole model, in pieces, so that any other
 own pieces together. Two things make that hold for the optimizer too. Its `fully_reshardable` form
 undoes the flattening over data-parallel ranks before it writes, and both save and load must name
 it. And Adam's step count must be in its parameter groups, which are stored whole (`training.adam`).
+Where experts are spread over ranks Megatron gives them an optimizer of their own, and elsewhere
+not; what is stored knows nothing of that.
 
 Generators are different: a rank's stream means something only to the same rank of the same layout.
 Each rank writes its own file, and reads it back if the layout is the one that wrote; under another
@@ -45,7 +47,8 @@ from megatron_backend.checkpoint.contents import RANDOM, STATE
 from megatron_backend.checkpoint.staging import DirectFiles, Files, StagedFiles, Written
 
 _TRACKED = "tracked."
-_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable"}
+_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+_EXPERTS = "is_expert_parallel"
 _BACKEND = CheckpointingConfig("torch_dist", 1)
 _ITEM_BYTES = 4096
 """More than what torch puts around a tensor in a file."""
@@ -143,7 +146,9 @@ class StateWriter:
         self, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer
     ) -> MCoreSavePlanner:
         state: dict[str, Any] = _sharded_weights(chunks)
-        state["optimizer"] = optimizer.sharded_state_dict(dict(state), metadata=dict(_FORMAT))
+        parts = _optimizer_parts(optimizer, state, is_loading=False)
+        state["moments"] = [part["param_state"] for part in parts]
+        state["optimizer"] = _optimizer_settings(parts)
         state["content_metadata"] = dict(_FORMAT)
         # Compares all ranks' names and shapes, which does not have to be done at each save.
         sharded, common = save_preprocess(state, validate_access_integrity=self._plan is None)
@@ -210,15 +215,18 @@ def load_state(
             model or optimizer.
     """
     state: dict[str, Any] = _sharded_weights(chunks)
-    state["optimizer"] = optimizer.sharded_state_dict(
-        dict(state), is_loading=True, metadata=dict(_FORMAT)
-    )
+    parts = _optimizer_parts(optimizer, state, is_loading=True)
+    state["moments"] = [part["param_state"] for part in parts]
     loaded = dist_checkpointing.load(
         state, str(checkpoint / STATE), strict=StrictHandling.RAISE_ALL
     )
     for index, chunk in enumerate(chunks):
         chunk.load_state_dict(loaded[f"model{index}"])
-    optimizer.load_state_dict(loaded["optimizer"])
+    restored = [
+        part | _for_any_part(loaded["optimizer"]) | {"param_state": moments}
+        for part, moments in zip(parts, loaded["moments"], strict=True)
+    ]
+    optimizer.load_state_dict(restored[0] if len(restored) == 1 else dict(enumerate(restored)))
     if same_layout:
         name = _random_name(torch.distributed.get_rank())
         _set_generators(safetensors.torch.load_file(checkpoint / RANDOM / name))
@@ -227,6 +235,43 @@ def load_state(
 def _sharded_weights(chunks: Sequence[GPTModel]) -> dict[str, Any]:
     """Names in this dict do not reach the checkpoint; those of the whole model's tensors do."""
     return {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(chunks)}
+
+
+def _optimizer_parts(
+    optimizer: MegatronOptimizer, weights: dict[str, Any], *, is_loading: bool
+) -> list[dict[str, Any]]:
+    """What each of Megatron's optimizers of this rank has to store."""
+    state = optimizer.sharded_state_dict(
+        dict(weights), is_loading=is_loading, metadata=dict(_FORMAT)
+    )
+    return [state] if "param_state" in state else [state[index] for index in sorted(state)]
+
+
+def _optimizer_settings(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Parameter groups (each has Adam's step count) and fp16's loss scale, of all parts together.
+
+    Whether a group is the experts' is left out: that is a matter of the layout.
+    """
+    groups: list[dict[str, Any]] = []
+    for part in parts:
+        for group in part["optimizer"]["param_groups"]:
+            stored = {key: value for key, value in group.items() if key != _EXPERTS}
+            if stored not in groups:
+                groups.append(stored)
+    settings: dict[str, Any] = {"optimizer": {"param_groups": groups}}
+    if "grad_scaler" in parts[0]:
+        settings["grad_scaler"] = parts[0]["grad_scaler"]
+    return settings
+
+
+def _for_any_part(settings: dict[str, Any]) -> dict[str, Any]:
+    """`_optimizer_settings` with groups for experts and for all else."""
+    groups = [
+        group | {_EXPERTS: experts}
+        for group in settings["optimizer"]["param_groups"]
+        for experts in (False, True)
+    ]
+    return settings | {"optimizer": {"param_groups": groups}}
 
 
 def _expected_bytes(plan: SavePlan) -> int:

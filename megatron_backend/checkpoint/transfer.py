@@ -64,10 +64,13 @@ class Storage:
             self._files.get_file(f"{source}/{name}", str(folder / name))
 
     def retire(self, retention: Retention) -> None:
-        """Deletes the checkpoints that need not stay."""
+        """Deletes the checkpoints that need not stay, and what failed uploads left behind."""
         scores = {step: self._score(step) for step in self.steps()}
-        for step in sorted(scores.keys() - retention.kept(scores)):
-            self._delete(_name(step))
+        kept = {_name(step) for step in retention.kept(scores)}
+        for path in self._files.ls(self._root, detail=False):
+            name = path.rsplit("/", 1)[-1]
+            if _STEP.fullmatch(name) and name not in kept:
+                self._delete(name)
 
     def _score(self, step: int) -> float | None:
         text = self._files.cat_file(f"{self._root}/{_name(step)}/{manifests.NAME}").decode()
@@ -77,7 +80,8 @@ class Storage:
             return None
 
     def _delete(self, name: str) -> None:
-        self._files.rm_file(f"{self._root}/{name}/{manifests.NAME}")
+        if self._files.exists(f"{self._root}/{name}/{manifests.NAME}"):
+            self._files.rm_file(f"{self._root}/{name}/{manifests.NAME}")
         self._files.rm(f"{self._root}/{name}", recursive=True)
 
 

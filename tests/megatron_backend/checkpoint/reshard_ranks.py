@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from algorithms.batch import Batch, Normalizer
+from megatron_backend.checkpoint import contents
 from service.spec.layout import Layout
 from tests.megatron_backend.small_models import CONFIGS
 
@@ -139,6 +140,68 @@ def _moments(trained: Any, kind: str) -> list[torch.Tensor]:
         torch.distributed.all_reduce(whole, group=group)
         tensors.append(whole.reshape(parameter.shape))
     return tensors
+
+
+def save_twice(
+    _rank: int, layout: Layout, name: str, sizes: dict[str, Any], direct: Path, copied: Path
+) -> list[float]:
+    """One state, saved at once and in the background while two more steps are taken.
+
+    Returns:
+        The losses of those two steps.
+    """
+    from megatron_backend.checkpoint.torch_dist import StateWriter, save_state
+
+    trained = wide_trainer(layout, name, sizes)
+    writer = StateWriter()
+    take_steps(trained, 0, 1)
+    # The second save of a writer reuses the plan of its first.
+    assert (
+        writer.begin(copied / "first", models(trained), trained.optimizer, background=True) is None
+    )
+    take_steps(trained, 1, 1)
+    first = writer.result(wait=True)
+    assert first is not None
+    assert first.error is None
+    written = save_state(direct, models(trained), trained.optimizer)
+    assert (
+        writer.begin(copied / "second", models(trained), trained.optimizer, background=True) is None
+    )
+    losses = take_steps(trained, 2, 2)
+    second = writer.result(wait=True)
+    assert second is not None
+    assert second.error is None
+    assert second.files.keys() == written.files.keys()
+    writer.close()
+    return losses
+
+
+def load_and_save(
+    _rank: int, layout: Layout, name: str, sizes: dict[str, Any], folder: Path, again: Path
+) -> list[float]:
+    """A checkpoint under another layout, saved again, and two steps more."""
+    from megatron_backend.checkpoint.torch_dist import load_state, save_state
+
+    trained = wide_trainer(layout, name, sizes)
+    load_state(folder, models(trained), trained.optimizer, same_layout=False)
+    save_state(again, models(trained), trained.optimizer)
+    return take_steps(trained, 2, 2)
+
+
+def wide_trainer(layout: Layout, name: str, sizes: dict[str, Any]) -> Any:
+    """A small model with other sizes, for layouts of more ranks."""
+    from service.spec import SftSpec
+    from tests.megatron_backend.training.training_runs import build_trainer
+
+    return build_trainer(name, layout, SftSpec(), **sizes)
+
+
+def whole_tensors(_rank: int, folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, whole, by its name there."""
+    from megatron.core import dist_checkpointing
+
+    loaded = dist_checkpointing.load_plain_tensors(str(folder / contents.STATE))
+    return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, torch.Tensor)}
 
 
 def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, out: Path) -> float:

@@ -57,6 +57,72 @@ def test_weights_and_moments_under_every_layout(
         assert losses == pytest.approx(expected_losses, rel=1e-6)
 
 
+FOUR_LAYERS = {"num_hidden_layers": 4}
+
+
+# TP4 has fewer KV heads than ranks. Experts with tensor parallelism need sequence parallelism.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "saved", "loaded"),
+    [
+        (
+            "llama",
+            Layout(tp=2, pp=2),
+            [
+                Layout(),
+                Layout(tp=4),
+                Layout(pp=4),
+                Layout(tp=2, dp=2, sequence_parallel=True),
+                Layout(pp=2, vpp=2),
+                Layout(cp=2),
+            ],
+        ),
+        (
+            "qwen3_moe",
+            Layout(dp=2, ep=2),
+            [Layout(), Layout(tp=2, sequence_parallel=True), Layout(pp=2, vpp=2)],
+        ),
+    ],
+    ids=["dense", "experts"],
+)
+def test_d07_a_checkpoint_of_one_layout_is_the_same_under_others(
+    ranks: Ranks, tmp_path: Path, name: str, saved: Layout, loaded: list[Layout]
+) -> None:
+    direct, first, second = (staged(tmp_path / n) for n in ("direct", "first", "second"))
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for link, target in (("first", first), ("second", second)):
+        (copied / link).symlink_to(target)
+    expected_losses = ranks.run(
+        saved, reshard_ranks.save_twice, saved, name, FOUR_LAYERS, direct, copied
+    )[0]
+    (expected,) = ranks.run(Layout(), reshard_ranks.whole_tensors, direct)
+    (background,) = ranks.run(Layout(), reshard_ranks.whole_tensors, second)
+    (before,) = ranks.run(Layout(), reshard_ranks.whole_tensors, first)
+    assert_equal(background, expected)  # what was copied, not what was trained on meanwhile
+    assert any(not torch.equal(before[name], tensor) for name, tensor in expected.items())
+    moments = [tensor for name, tensor in expected.items() if "exp_avg" in name]
+    assert len(moments) > 10
+    assert all(tensor.abs().max() > 0 for tensor in moments)
+    for layout in loaded:
+        again = staged(tmp_path / str(layout))
+        losses = ranks.run(
+            layout, reshard_ranks.load_and_save, layout, name, FOUR_LAYERS, second, again
+        )[0]
+        (found,) = ranks.run(Layout(), reshard_ranks.whole_tensors, again)
+        assert_equal(unpadded(found), unpadded(expected))
+        assert losses == pytest.approx(expected_losses, rel=1e-6), layout
+
+
+def unpadded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the rows that fill the vocabulary up, of which each layout has its own number."""
+    vocabulary = ("embedding.word_embeddings", "output_layer")
+    return {
+        name: tensor[:101] if any(part in name for part in vocabulary) else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def test_bfloat16_goes_on_from_its_fp32_weights(ranks: Ranks, tmp_path: Path) -> None:
     """From the rounded weights alone, the losses would not be equal to the last bit."""
     checkpoint, layout = staged(tmp_path), Layout(dp=2)

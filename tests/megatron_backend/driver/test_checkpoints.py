@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 import pytest
-from moto.server import ThreadedMotoServer
 
 from algorithms.errors import JobFailure
 from megatron_backend.checkpoint.fence import Fence
@@ -352,6 +351,8 @@ def test_a_checkpoint_of_another_release_ends_the_attempt(
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """Address of an S3 server."""
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
