@@ -26,7 +26,7 @@ KILLS = int(os.environ.get("PLANISH_SOAK_KILLS", "6"))
 SEED = int(os.environ.get("PLANISH_SOAK_SEED", "1"))
 STEPS = 100 + 40 * KILLS
 TARGETS = ("rank", "rank", "driver", "raylet")
-MARKS = {"rank": "ray::RankActor", "driver": "-m megatron_backend", "raylet": "/raylet "}
+MARKS = {"rank": "ray::RankActor", "driver": "-m megatron_backend", "raylet": "raylet/raylet "}
 
 
 def processes(job: str, target: str) -> list[psutil.Process]:
@@ -79,8 +79,11 @@ class Watch:
 def until(condition: Callable[[], bool], ended: Callable[[], bool], seconds: float) -> None:
     """Returns once it holds, the job has ended, or the time is over."""
     deadline = time.monotonic() + seconds
-    while not condition() and not ended() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while not ended() and time.monotonic() < deadline:
+        for _ in range(50):
+            if condition():
+                return
+            time.sleep(0.02)
 
 
 def torment(client: Client, job: str, watch: Watch, draw: random.Random) -> list[str]:
