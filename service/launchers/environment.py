@@ -40,10 +40,17 @@ _NAMES = frozenset(
     }
 )
 _PREFIXES = ("CUDA_", "GLOO_", "LC_", "NCCL_", "NVIDIA_", "NVTE_")
+_STORAGE_PREFIX = "AWS_"
+"""Where the storage of checkpoints is and who may use it: for jobs that have one, no others."""
 
 
 def driver_environment(
-    service: Mapping[str, str], job_id: str, attempt: int, data_roots: Sequence[Path] = ()
+    service: Mapping[str, str],
+    job_id: str,
+    attempt: int,
+    data_roots: Sequence[Path] = (),
+    *,
+    storage: bool = False,
 ) -> dict[str, str]:
     """The driver's environment: what it needs of the service's, and the attempt's marks.
 
@@ -53,11 +60,13 @@ def driver_environment(
         attempt: the attempt.
         data_roots: folders that the job's environments may read files from; the same that they
             were checked with at submit.
+        storage: the job copies its checkpoints to a storage.
     """
+    prefixes = (*_PREFIXES, _STORAGE_PREFIX) if storage else _PREFIXES
     kept = {
         name: value
         for name, value in service.items()
-        if name in _NAMES or name.startswith(_PREFIXES)
+        if name in _NAMES or name.startswith(prefixes)
     }
     return {
         **kept,

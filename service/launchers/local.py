@@ -176,7 +176,11 @@ class LocalLauncher:
                 stderr=log,
                 cwd=request.job_dir,
                 env=driver_environment(
-                    os.environ, request.job_id, request.attempt, self.data_roots
+                    os.environ,
+                    request.job_id,
+                    request.attempt,
+                    self.data_roots,
+                    storage=request.context.spec.checkpoint.storage is not None,
                 ),
                 start_new_session=True,
                 pass_fds=(pipe,),

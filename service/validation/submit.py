@@ -24,6 +24,7 @@ from service.validation.model import FoundModel, ModelFinder
 from service.validation.precision import check_formats
 from service.validation.problems import FieldProblem, InvalidRequest
 from service.validation.resume import FoundResume, ResumeFinder, with_layout
+from service.validation.storage import check_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ class Validator:
         """
         spec, problems = with_layout(spec)
         problems += check_cluster(spec, self._launchers) + check_schedule(spec)
+        problems += check_storage(spec.checkpoint)
         launcher = self._launchers.get(spec.resources.cluster)
         capability = launcher.compute_capability if launcher else None
         problems += check_formats(spec, capability)

@@ -33,6 +33,12 @@ def test_a_driver_gets_what_it_needs_and_no_secret() -> None:
     }
 
 
+def test_only_a_job_with_a_storage_gets_the_storages_secret() -> None:
+    service = {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL": "http://s3"}
+    assert service.items() <= driver_environment(service, "job-a", 1, storage=True).items()
+    assert "secret" not in driver_environment(service, "job-a", 1).values()
+
+
 def test_without_data_roots_a_driver_may_read_no_file_of_questions() -> None:
     assert driver_environment({}, "job-a", 2)["PLANISH_DATA_ROOTS"] == ""
 
