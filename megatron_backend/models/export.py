@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
@@ -90,18 +89,24 @@ def _whole_tensors(
     for maker in dict.fromkeys(makers):
         tensors: dict[str, Tensor] = {}
         if maker.rank <= rank < maker.rank + layout.tp:
-            parameter = parameters[maker.chunk][maker.parameter].detach()
-            tensors = maker.cut.unite(_gather(parameter), config)
+            parameter = parameters[maker.chunk][maker.parameter].detach().contiguous()
+            parts = _gather(parameter, maker.rank, layout.tp)
+            tensors = maker.cut.unite(parts, config) if parts else {}
         yield _to_rank_zero(tensors, maker, config, like=next(iter(parameters[0].values())))
 
 
-def _gather(parameter: Tensor) -> list[Tensor]:
-    """The parts of all tensor-parallel ranks, in order."""
-    group = parallel_state.get_tensor_model_parallel_group()
-    if group.size() == 1:
-        return [parameter]
-    parts = [torch.empty_like(parameter) for _ in range(group.size())]
-    torch.distributed.all_gather(parts, parameter.contiguous(), group=group)
+def _gather(parameter: Tensor, first: int, tp: int) -> list[Tensor]:
+    """The parts of the `tp` ranks from `first` on, in order, on that one; nothing on the others.
+
+    A collective would be shorter, but gloo's keeps a second copy of everything.
+    """
+    if torch.distributed.get_rank() != first:
+        torch.distributed.send(parameter, dst=first)
+        return []
+    parts = [parameter]
+    for rank in range(first + 1, first + tp):
+        parts.append(torch.empty_like(parameter))
+        torch.distributed.recv(parts[-1], src=rank)
     return parts
 
 
