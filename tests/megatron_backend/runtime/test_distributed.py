@@ -1,5 +1,7 @@
 """Megatron's process groups stand where `Layout` says, and can be left and joined again."""
 
+from itertools import product
+
 import pytest
 
 from megatron_backend.runtime import distributed
@@ -14,11 +16,52 @@ def place(_rank: int) -> Coordinates:
     return Coordinates(
         tp=parallel_state.get_tensor_model_parallel_rank(),
         pp=parallel_state.get_pipeline_model_parallel_rank(),
+        cp=parallel_state.get_context_parallel_rank(),
         dp=parallel_state.get_data_parallel_rank(),
+        ep=parallel_state.get_expert_model_parallel_rank(),
     )
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2), Layout(dp=2)], ids=str)
+def wrong_groups(_rank: int) -> list[str]:
+    """Layouts of up to 3 ranks in each dimension whose groups Megatron would make of others."""
+    from megatron.core.parallel_state import RankGenerator
+
+    order = "tp-cp-ep-dp-pp"
+    wrong = []
+    for tp, cp, dp, pp in product((1, 2, 3), repeat=4):
+        plain = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=order)
+        for ep in (size for size in range(1, dp * cp + 1) if dp * cp % size == 0):
+            layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep)
+            experts = RankGenerator(tp=tp, ep=ep, dp=dp * cp // ep, pp=pp, cp=1, order=order)
+            same = [groups(layout, name) == plain.get_ranks(name) for name in ("tp", "cp", "pp")]
+            same += [groups(layout, "dp") == plain.get_ranks("dp")]
+            place_of = {
+                rank: place for group in experts.get_ranks("ep") for place, rank in enumerate(group)
+            }
+            same += [layout.coordinates(rank).ep == place_of[rank] for rank in place_of]
+            if not all(same):
+                wrong.append(str(layout))
+    return wrong
+
+
+def groups(layout: Layout, dimension: str) -> list[list[int]]:
+    """Ranks that differ in one dimension only, in the order of their first."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(layout.world_size):
+        at = layout.coordinates(rank)
+        key = tuple(getattr(at, name) for name in ("tp", "cp", "dp", "pp") if name != dimension)
+        found.setdefault(key, []).append(rank)
+    return sorted(found.values())
+
+
+def test_every_layout_is_numbered_as_megatron_numbers_it(ranks: Ranks) -> None:
+    (wrong,) = ranks.run(Layout(), wrong_groups)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(tp=2), Layout(pp=2), Layout(dp=2, ep=2), Layout(cp=2)], ids=str
+)
 def test_ranks_stand_where_the_layout_says(ranks: Ranks, layout: Layout) -> None:
     places = ranks.run(layout, place)
     assert places == [layout.coordinates(rank) for rank in range(layout.world_size)]
@@ -26,7 +69,13 @@ def test_ranks_stand_where_the_layout_says(ranks: Ranks, layout: Layout) -> None
 
 @pytest.mark.slow
 def test_four_ranks_stand_where_the_layout_says(ranks: Ranks) -> None:
-    for layout in (Layout(tp=2, dp=2), Layout(pp=2, dp=2), Layout(tp=2, pp=2)):
+    for layout in (
+        Layout(tp=2, dp=2),
+        Layout(pp=2, dp=2),
+        Layout(tp=2, pp=2),
+        Layout(cp=2, dp=2, ep=4),
+        Layout(tp=2, cp=2, ep=2),
+    ):
         assert ranks.run(layout, place) == [layout.coordinates(rank) for rank in range(4)]
 
 
