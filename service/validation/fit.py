@@ -11,8 +11,36 @@ from service.validation.problems import FieldProblem
 def check_fit(spec: JobSpec, layout: Sizes, model: ModelConfig) -> list[FieldProblem]:
     """Whether model, layout and formats go together, in training and in sampling."""
     problems = check_layout(layout, model) + check_fp8_layers(spec, model, layout)
+    problems += check_kernels(spec, layout, model)
     if samples(spec):
         problems += check_rollout(layout, rollout_tp=spec.rollout.layout.tp, model=model)
+    return problems
+
+
+def check_kernels(spec: JobSpec, layout: Sizes, model: ModelConfig) -> list[FieldProblem]:
+    """Whether Transformer Engine's attention, which GPUs train with, can compute the model."""
+    problems: list[FieldProblem] = []
+    if spec.resources.gpus_per_node == 0:
+        return problems
+    if model.attention_softcap is not None:
+        problems.append(
+            FieldProblem(
+                field="resources.gpus_per_node",
+                message=f"a {model.family} model caps attention scores, and Transformer Engine's "
+                "attention cannot",
+                fix="use 0, which trains on the CPU, or another model",
+            )
+        )
+    window = model.sliding_window
+    if layout.cp > 1 and window is not None and window < spec.training.max_length:
+        problems.append(
+            FieldProblem(
+                field="parallel.cp",
+                message=f"layers of this model see {window} tokens back, and keys that go round "
+                f"cp = {layout.cp} GPUs know no such window",
+                fix=f"set cp to 1, or training.max_length to at most {window}",
+            )
+        )
     return problems
 
 
