@@ -6,15 +6,23 @@ number gives the same token however the vocabulary is split. No rank ever holds 
 the ranks exchange their largest logit and their mass, then the one that the draw falls on tells the
 others the token. All ranks decide from the same gathered numbers, so they agree.
 
+Rows are wide, and torch's own argmax and cumulative sum look at one number after another. So both
+look at blocks of columns first, and then into one block of each row.
+
 The log-prob comes from the same logits, after temperature and with padded vocabulary at -inf; the
 trainer's is log softmax(logits / temperature), which is the same number.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
+
+# Columns of a block, where the vocabulary divides by it.
+_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +57,18 @@ def sample(
     Raises:
         FloatingPointError: a row of logits holds NaN or infinity.
     """
-    scaled = _without_padding(logits, shard) / temperature
+    scaled = _without_padding(logits, shard)
+    if temperature != 1:
+        scaled = scaled / temperature
     peak = _finite_peak(scaled.amax(dim=-1))
-    mass = (scaled - peak[:, None]).exp_().cumsum(-1, dtype=torch.float64)
+    blocks = _blocks((scaled - peak[:, None]).exp_())
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     if shard.group is None:
-        total = _checked(mass[:, -1])
-        column = _first_above(mass, uniforms * total)
+        total = _checked(ends[:, -1])
+        column = _column_above(blocks, ends, uniforms * total)
         return column, _log_prob(_at(scaled, column), peak, total)
 
-    peaks, masses = _gather(torch.stack([peak.double(), mass[:, -1]]), shard.group).unbind(1)
+    peaks, masses = _gather(torch.stack([peak.double(), ends[:, -1]]), shard.group).unbind(1)
     highest = peaks.amax(0)
     shares = masses * (peaks - highest).exp()
     bounds = shares.cumsum(0)
@@ -66,7 +77,7 @@ def sample(
     rank = shard.group.rank()
     owner = (bounds <= target).sum(0).clamp(max=len(bounds) - 1)
     within = (target - (bounds - shares)[rank]) * (highest - peaks[rank]).exp()
-    column = _first_above(mass, within)
+    column = _column_above(blocks, ends, within)
     answer = torch.stack([(column + shard.start).double(), _at(scaled, column).double()])
     answer[:, owner != rank] = 0
     dist.all_reduce(answer, group=shard.group)
@@ -87,9 +98,9 @@ def greedy(logits: Tensor, *, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
         FloatingPointError: a row of logits holds NaN or infinity.
     """
     real = _without_padding(logits, shard)
-    largest, column = real.max(dim=-1)
+    largest, column = _first_largest(real)
     peak = _finite_peak(largest)
-    mass = (real - peak[:, None]).exp_().sum(-1, dtype=torch.float64)
+    mass = (real - peak[:, None]).exp_().sum(-1).double()
     if shard.group is None:
         return column, _log_prob(peak, peak, _checked(mass))
 
@@ -121,6 +132,39 @@ def _checked(total: Tensor) -> Tensor:
             "diverged (lower the learning rate), or were never loaded"
         )
     return total
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """[B, blocks, columns of a block], a view."""
+    return values.unflatten(1, (-1, math.gcd(values.shape[1], _BLOCK)))
+
+
+def _block(blocks: Tensor, which: Tensor) -> Tensor:
+    """[B, columns of a block]: one block of each row."""
+    return blocks.gather(1, which[:, None, None].expand(-1, 1, blocks.shape[2]))[:, 0]
+
+
+def _first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """[B] largest of each row, and [B] the first column that has it."""
+    blocks = _blocks(values)
+    peaks = blocks.amax(-1)
+    which = peaks.argmax(-1)
+    inside = _block(blocks, which).argmax(-1)
+    return _at(peaks, which), which * blocks.shape[2] + inside
+
+
+def _column_above(blocks: Tensor, ends: Tensor, target: Tensor) -> Tensor:
+    """[B] first column at whose end the cumulative mass exceeds the target.
+
+    Args:
+        blocks: [B, blocks, columns of a block] mass.
+        ends: [B, blocks] float64, cumulative mass at each block's end.
+        target: [B] float64.
+    """
+    which = _first_above(ends, target)
+    before = _at(F.pad(ends, (1, 0)), which)
+    inside = _block(blocks, which).cumsum(-1, dtype=torch.float64)
+    return which * blocks.shape[2] + _first_above(inside, target - before)
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:

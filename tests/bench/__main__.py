@@ -1,6 +1,7 @@
 """`python -m tests.bench`: measures, and writes docs/benchmarks.json and the table of its page."""
 
 import argparse
+import subprocess
 import sys
 
 from tests.bench import catalogue, measure, report
@@ -16,6 +17,7 @@ def main() -> int:
     parser.add_argument("--missing", action="store_true", help="leave out what is in the report")
     parser.add_argument("--force", action="store_true", help="report on a busy machine, marked so")
     arguments = parser.parse_args()
+    subprocess.run([measure.ROOT / "scripts" / "bench_peers.sh"], check=True)
     known = {(entry["id"], entry["name"]) for entry in report.read()}
     failed = False
     for benchmark in catalogue.BENCHMARKS:

@@ -75,6 +75,25 @@ def test_tokens_without_mass_are_not_drawn() -> None:
     assert tokens.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("width", [128, 96, 24, 7])
+def test_wide_rows_give_what_looking_at_each_column_gives(width: int) -> None:
+    """Blocks of 64, 32, 8 and 1 columns, equals among the largest, against plain arithmetic."""
+    generator = torch.Generator().manual_seed(width)
+    logits = torch.randint(-4, 5, (2000, width), generator=generator) / 2.0
+    numbers = torch.from_numpy(uniforms(5, range(2000), [1] * 2000, 1)[:, 0])
+    tokens, log_probs = sample(
+        logits.clone(), temperature=0.5, uniforms=numbers, shard=whole(width)
+    )
+    wanted = (logits.double() / 0.5).log_softmax(-1)
+    ends = wanted.exp().cumsum(-1)
+    assert torch.equal(tokens, (ends <= numbers[:, None]).sum(-1))
+    assert torch.allclose(log_probs.double(), wanted.gather(1, tokens[:, None])[:, 0], atol=1e-5)
+    tokens, log_probs = greedy(logits.clone(), shard=whole(width))
+    first = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1)
+    assert torch.equal(tokens, first)
+    assert torch.allclose(log_probs.double(), logits.double().log_softmax(-1).amax(-1), atol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
     logits = torch.tensor([[0.0, 1.0], [bad, 0.0]])
