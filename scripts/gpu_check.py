@@ -32,7 +32,7 @@ from megatron_backend.models.tensors import RandomTensors
 from megatron_backend.runtime import distributed
 from service.spec import Fp8Spec, OptimizerSpec, SftSpec
 from service.spec.layout import Layout
-from service.validation.precision import LEAST_CAPABILITY
+from service.validation.precision import LEAST_CAPABILITY, has_kernels
 
 logger = logging.getLogger("gpu_check")
 
@@ -173,7 +173,7 @@ def supported_recipes() -> list[str]:
     if not torch.cuda.is_available():
         return list(LEAST_CAPABILITY)
     capability = torch.cuda.get_device_capability()
-    return [name for name, (least, _) in LEAST_CAPABILITY.items() if capability >= least]
+    return [name for name in LEAST_CAPABILITY if has_kernels(name, capability)]
 
 
 def train(sizes: Sizes, recipe: str | None) -> dict[str, Any]:

@@ -22,6 +22,12 @@ LEAST_CAPABILITY: dict[str, tuple[Capability, str]] = {
 }
 
 
+def has_kernels(recipe: str, capability: Capability) -> bool:
+    """Whether Transformer Engine has a recipe's kernels for a generation of cards."""
+    # MXFP8's are for data-centre Blackwells, and not yet for the cards of 12.0.
+    return LEAST_CAPABILITY[recipe][0] <= capability and (recipe != "mxfp8" or capability < (12, 0))
+
+
 def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldProblem]:
     """What needs no model.
 
@@ -59,14 +65,24 @@ def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldPro
                 fix="set it to 0, or use the recipe tensorwise, blockwise or mxfp8",
             )
         )
+    if not spec.training.packing:
+        problems.append(
+            FieldProblem(
+                field="training.packing",
+                message="FP8 takes its scales from whole tensors, and with packing: false there is "
+                "padding in them",
+                fix="use packing: true, or fp8: null",
+            )
+        )
     least, cards = LEAST_CAPABILITY[fp8.recipe]
-    if gpus and capability is not None and capability < least:
-        able = [name for name, (needed, _) in LEAST_CAPABILITY.items() if capability >= needed]
+    if gpus and capability is not None and not has_kernels(fp8.recipe, capability):
+        able = [name for name in LEAST_CAPABILITY if has_kernels(name, capability)]
         problems.append(
             FieldProblem(
                 field="precision.fp8.recipe",
-                message=f"{fp8.recipe} needs compute capability {dotted(least)} ({cards} or "
-                f"newer), and the GPUs of {spec.resources.cluster} have {dotted(capability)}",
+                message=f"{fp8.recipe} needs compute capability {dotted(least)} ({cards}"
+                f"{'' if fp8.recipe == 'mxfp8' else ' or newer'}), and the GPUs of "
+                f"{spec.resources.cluster} have {dotted(capability)}",
                 fix=f"use one of: {', '.join(able)}" if able else "use fp8: null",
             )
         )

@@ -9,7 +9,7 @@ import torch
 from megatron_backend.precision import transformer_fields
 from service.spec import Fp8Spec
 from service.spec.padding import fp8_alignment
-from service.validation.precision import LEAST_CAPABILITY
+from service.validation.precision import has_kernels
 
 OBJECTS = {
     "delayed": "DelayedScaling",
@@ -69,7 +69,7 @@ def test_lengths_are_padded_to_what_the_kernels_take(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(OBJECTS))
-@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_what_is_refused_at_submit_is_what_transformer_engine_refuses(
     name: str, capability: tuple[int, int]
 ) -> None:
@@ -83,4 +83,4 @@ def test_what_is_refused_at_submit_is_what_transformer_engine_refuses(
     }
     with mock.patch.object(quantization, "get_device_compute_capability", return_value=capability):
         supported, _ = checks[name]()
-    assert supported == (capability >= LEAST_CAPABILITY[name][0])
+    assert supported == has_kernels(name, capability)

@@ -43,6 +43,12 @@ def test_fp8_needs_a_16_bit_dtype() -> None:
     assert problem.fix == "use bf16 or fp16, or fp8: null"
 
 
+def test_fp8_sees_no_padding_e11() -> None:
+    (problem,) = check_formats(spec(precision=fp8(), training={"packing": False}), None)
+    assert (problem.field, problem.fix) == ("training.packing", "use packing: true, or fp8: null")
+    assert check_formats(spec(precision=fp8(), training={"packing": True}), None) == []
+
+
 @pytest.mark.parametrize(
     ("recipe", "capability", "fix"),
     [
@@ -60,7 +66,7 @@ def test_a_recipe_that_the_cards_have_no_kernels_for(
     assert (problem.field, problem.fix) == ("precision.fp8.recipe", fix)
     assert f"have {capability[0]}.{capability[1]}" in problem.message
     assert check_formats(job, None) == []
-    assert check_formats(job, (12, 0)) == []
+    assert check_formats(job, (10, 0)) == []
     assert check_formats(spec(precision=fp8(recipe=recipe)), capability) == []  # emulated
 
 
@@ -111,3 +117,9 @@ def test_matrices_that_a_recipe_can_take() -> None:
     experts = model(EXPERTS, **WIDE)
     (problem,) = check_fp8_layers(job, experts, Layout())
     assert "moe_intermediate_size / tp = 48" in problem.message
+
+
+def test_mxfp8_has_no_kernels_for_the_cards_of_12_0() -> None:
+    (problem,) = check_formats(spec(precision=fp8(recipe="mxfp8"), resources=GPUS), (12, 0))
+    assert problem.field == "precision.fp8.recipe"
+    assert problem.fix == "use one of: delayed, tensorwise, blockwise"
