@@ -44,6 +44,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from megatron_backend.checkpoint.contents import RANDOM, STATE
+from megatron_backend.checkpoint.optimizer_state import whole_state
 from megatron_backend.checkpoint.staging import DirectFiles, Files, StagedFiles, Written
 
 _TRACKED = "tracked."
@@ -146,9 +147,11 @@ class StateWriter:
         self, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer
     ) -> MCoreSavePlanner:
         state: dict[str, Any] = _sharded_weights(chunks)
-        parts = _optimizer_parts(optimizer, state, is_loading=False)
-        state["moments"] = [part["param_state"] for part in parts]
-        state["optimizer"] = _optimizer_settings(parts)
+        parts = optimizer.chained_optimizers
+        if len(parts) > 1:
+            optimizer._synchronize_steps()
+        state["moments"] = [whole_state(part, dict(state), dict(_FORMAT)) for part in parts]
+        state["optimizer"] = _optimizer_settings([part.state_dict() for part in parts])
         state["content_metadata"] = dict(_FORMAT)
         # Compares all ranks' names and shapes, which does not have to be done at each save.
         sharded, common = save_preprocess(state, validate_access_integrity=self._plan is None)
@@ -215,7 +218,7 @@ def load_state(
             model or optimizer.
     """
     state: dict[str, Any] = _sharded_weights(chunks)
-    parts = _optimizer_parts(optimizer, state, is_loading=True)
+    parts = _empty_parts(optimizer, state)
     state["moments"] = [part["param_state"] for part in parts]
     loaded = dist_checkpointing.load(
         state, str(checkpoint / STATE), strict=StrictHandling.RAISE_ALL
@@ -237,13 +240,9 @@ def _sharded_weights(chunks: Sequence[GPTModel]) -> dict[str, Any]:
     return {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(chunks)}
 
 
-def _optimizer_parts(
-    optimizer: MegatronOptimizer, weights: dict[str, Any], *, is_loading: bool
-) -> list[dict[str, Any]]:
-    """What each of Megatron's optimizers of this rank has to store."""
-    state = optimizer.sharded_state_dict(
-        dict(weights), is_loading=is_loading, metadata=dict(_FORMAT)
-    )
+def _empty_parts(optimizer: MegatronOptimizer, weights: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each of Megatron's optimizers of this rank wants to have loaded."""
+    state = optimizer.sharded_state_dict(dict(weights), is_loading=True, metadata=dict(_FORMAT))
     return [state] if "param_state" in state else [state[index] for index in sorted(state)]
 
 
