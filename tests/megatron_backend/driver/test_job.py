@@ -19,6 +19,14 @@ def test_a_job_is_read(tmp_path: Path) -> None:
     assert not job.gpu
 
 
+def test_every_dimension_of_a_jobs_layout_reaches_its_ranks(tmp_path: Path) -> None:
+    parallel = {"tp": 2, "pp": 2, "vpp": 3, "cp": 2, "ep": 4, "dp": 2, "sequence_parallel": True}
+    job = open_job(tiny_job.write_job(tmp_path / "job", parallel=parallel), 1)
+    assert job.layout == Layout(**parallel)
+    uneven = tiny_job.write_job(tmp_path / "uneven", parallel={"pp": 2, "pipeline_layers": [1, 2]})
+    assert open_job(uneven, 1).layout == Layout(pp=2, pipeline_layers=(1, 2))
+
+
 def test_no_context(tmp_path: Path) -> None:
     with pytest.raises(BadJobFolder, match=r"context\.json is not there"):
         open_job(tmp_path, 1)

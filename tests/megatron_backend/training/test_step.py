@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from algorithms.batch import Batch
 from algorithms.protocols import StepResult
@@ -130,23 +131,41 @@ def test_an_overflow_of_float16_is_tried_again_at_a_smaller_loss_scale(
         assert one.loss == pytest.approx(expected.loss, rel=1e-2)
 
 
-@pytest.mark.parametrize("size", [None, 2])
-@pytest.mark.parametrize("layout", [Layout(), *LAYOUTS], ids=str)
+FOUR_LAYERS = {"num_hidden_layers": 4}
+WAYS = [
+    FOUR_LAYERS,
+    FOUR_LAYERS | {"micro_batch_size": 2},
+    FOUR_LAYERS | {"micro_batch_size": 2, "packing": False},
+]
+
+
+@pytest.fixture(scope="module")
+def row_by_row(ranks: Ranks) -> Tensor:
+    """Log-probs of each row of `random_batch` alone, in one process."""
+    batch = random_batch()
+    rows = [batch.rows(slice(index, index + 1)) for index in range(len(batch))]
+    ((answers,),) = ranks.run(Layout(), log_probs, "qwen2", Layout(), rows, [FOUR_LAYERS])
+    return torch.cat([gather_rows(Layout(), [answer]) for answer in answers])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        *LAYOUTS,
+        Layout(tp=2, sequence_parallel=True),
+        Layout(pp=2, vpp=2),
+        Layout(cp=2),
+    ],
+    ids=str,
+)
 def test_log_probs_come_back_whole_and_in_order(
-    ranks: Ranks, layout: Layout, size: int | None
+    ranks: Ranks, row_by_row: Tensor, layout: Layout
 ) -> None:
     batch = random_batch()
-    expected = torch.cat(
-        [
-            gather_rows(
-                Layout(), ranks.run(Layout(), log_probs, "qwen2", Layout(), SftSpec(), row, None)
-            )
-            for row in (batch.rows(slice(index, index + 1)) for index in range(6))
-        ]
-    )
-    pieces = ranks.run(layout, log_probs, "qwen2", layout, SftSpec(), batch, size)
-    actual = gather_rows(layout, pieces)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-    padding = torch.arange(13) >= batch.lengths.unsqueeze(1)
-    assert not actual[:, 0].any()
-    assert not actual[padding].any()
+    answers = ranks.run(layout, log_probs, "qwen2", layout, [batch], WAYS)
+    for way in range(len(WAYS)):
+        actual = gather_rows(layout, [answer[way][0] for answer in answers])
+        torch.testing.assert_close(actual, row_by_row, rtol=1e-5, atol=1e-5)
+        assert not actual[batch.loss_mask == 0].any()
+        assert actual[batch.loss_mask > 0].all()

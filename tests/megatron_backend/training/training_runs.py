@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import RandomTensors
-from megatron_backend.training.shares import StepShare
-from service.spec import AlgorithmSpec, OptimizerSpec
+from megatron_backend.training.shares import RowShare, StepShare
+from service.spec import AlgorithmSpec, OptimizerSpec, SftSpec
 from service.spec.layout import Layout
 from tests.megatron_backend.small_models import CONFIGS
 
@@ -95,16 +94,20 @@ def train(
 
 
 def log_probs(
-    _rank: int, name: str, layout: Layout, algorithm: AlgorithmSpec, batch: Batch, size: int | None
-) -> Tensor | None:
-    """Log-probs of this rank's rows."""
-    return build_trainer(name, layout, algorithm, micro_batch_size=size).log_probs(batch)
+    _rank: int,
+    name: str,
+    layout: Layout,
+    batches: Sequence[Batch],
+    options: Sequence[dict[str, Any]],
+) -> list[list[RowShare | None]]:
+    """Log-probs of this rank's rows of each batch, in a trainer for each of `options`."""
+    trainers = [build_trainer(name, layout, SftSpec(), **chosen) for chosen in options]
+    return [[trainer.log_probs(batch) for batch in batches] for trainer in trainers]
 
 
 def train_fp16(_rank: int, layout: Layout, scale: float, batches: Sequence[Batch]) -> Any:
     """One step for each batch in float16 from a loss scale on; the shares, and the last scale."""
     from megatron_backend.training import optimizer
-    from service.spec import SftSpec
 
     trainer = build_trainer("qwen3_moe", layout, SftSpec(), dtype=torch.float16)
     for part in trainer.optimizer.chained_optimizers:
