@@ -102,13 +102,13 @@ def load(_rank: int, layout: Layout, sizes: dict[str, int], folder: Path) -> dic
 
 
 def _sums(trainer: Any) -> list[float]:
-    """The sum and the sum of squares of all weights, each counted once, over all ranks."""
+    """The sums of absolute values and of squares of all weights, each counted once."""
     total = torch.zeros(2, dtype=torch.float64)
     for chunk in trainer.chunks:
         for parameter in chunk.module.parameters():
             whole = parameter.detach().double()
             # Norms are on every tensor-parallel rank, and only one may count.
             share = 1 if getattr(parameter, "tensor_model_parallel", False) else trainer._layout.tp
-            total += torch.stack([whole.sum(), whole.square().sum()]) / share
+            total += torch.stack([whole.abs().sum(), whole.square().sum()]) / share
     dist.all_reduce(total)
     return [float(value) for value in total]

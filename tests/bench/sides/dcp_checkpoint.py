@@ -30,10 +30,7 @@ def work(case: Path, options: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir()
     try:
         for stage in (_save, _load_halves):
-            port = 29500 + hash(stage.__name__) % 500
-            multiprocessing.spawn(
-                stage, args=(str(folder), options, port), nprocs=RANKS, daemon=True
-            )
+            multiprocessing.spawn(stage, args=(str(folder), options), nprocs=RANKS)
         alone = _load(folder, _names(options), no_dist=True)
         seconds = torch.load(folder / "seconds.pt") | torch.load(folder / "halves.pt")
         size = sum(p.stat().st_size for p in (folder / "sync-1").rglob("*") if p.is_file())
@@ -55,14 +52,12 @@ def _values(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _join(rank: int, port: int) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS
-    )
+def _join(rank: int, rendezvous: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
 
 
-def _save(rank: int, folder: str, options: dict[str, Any], port: int) -> None:
-    _join(rank, port)
+def _save(rank: int, folder: str, options: dict[str, Any]) -> None:
+    _join(rank, f"{folder}/saving")
     mesh = init_device_mesh("cpu", (RANKS,))
     state = {}
     for name, shape, cut in _names(options):
@@ -74,12 +69,14 @@ def _save(rank: int, folder: str, options: dict[str, Any], port: int) -> None:
             state[name] = DTensor.from_local(part, mesh, [Shard(cut)], run_check=False)
     seconds = {}
     writer: dict[str, Any] = {"single_file_per_rank": True, "sync_files": True}
+    planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
     for attempt in range(2):  # the second counts, when plans are cached
         dist.barrier()
         start = time.perf_counter()
         dcp.save(
             state,
             storage_writer=dcp.FileSystemWriter(f"{folder}/sync-{attempt}", **writer),
+            planner=planner,
         )
         dist.barrier()
         seconds["save"] = time.perf_counter() - start
@@ -89,6 +86,7 @@ def _save(rank: int, folder: str, options: dict[str, Any], port: int) -> None:
         response = dcp.async_save(
             state,
             storage_writer=dcp.FileSystemWriter(f"{folder}/async-{attempt}", **writer),
+            planner=planner,
         )
         dist.barrier()
         seconds["stall"] = time.perf_counter() - start
@@ -99,8 +97,8 @@ def _save(rank: int, folder: str, options: dict[str, Any], port: int) -> None:
     dist.destroy_process_group()
 
 
-def _load_halves(rank: int, folder: str, options: dict[str, Any], port: int) -> None:
-    _join(rank, port)
+def _load_halves(rank: int, folder: str, options: dict[str, Any]) -> None:
+    _join(rank, f"{folder}/loading")
     names = _names(options)
     half = len(names) // RANKS
     mine = names[:half] if rank == 0 else names[half:]
