@@ -62,7 +62,8 @@ def build_model(
         ValueError: the layout does not divide the model.
     """
     config.check_layout(tp=layout.tp, pp=layout.pp, ep=layout.ep)
-    _check_experts(config, layout)
+    if pg_collection is None:
+        _check_experts(config, layout)
     stage_layers = layout.stage_layers(config.num_layers)
     if padded_vocab is None:
         padded_vocab = padded_vocab_size(config.vocab_size, tp=layout.tp)
@@ -208,7 +209,10 @@ def _experts(config: ModelConfig, *, grouped: bool) -> dict[str, Any]:
 
 
 def _check_experts(config: ModelConfig, layout: Layout) -> None:
-    """Megatron trains experts under tensor parallelism only where it splits the sequence too."""
+    """Megatron trains experts under tensor parallelism only where it splits the sequence too.
+
+    A copy that only generates may have them so.
+    """
     if config.moe is not None and layout.tp > 1 and not layout.sequence_parallel:
         raise ValueError(f"tp = {layout.tp} with experts needs sequence_parallel")
 

@@ -1,5 +1,6 @@
 """From a bare process to a rank of a Megatron-Core layout, and back."""
 
+import gc
 import logging
 import os
 import warnings
@@ -18,6 +19,8 @@ def prepare() -> None:
     builds have, and about the age of its GPT model class, are known and left out of the logs.
     """
     cpu.install()
+    # On GPUs it lets exchanges between ranks start in the order in which they were asked for.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     logging.getLogger("megatron.core.models.gpt.gpt_model").setLevel(logging.ERROR)
     if "OMP_NUM_THREADS" not in os.environ and cpu.active():
         torch.set_num_threads(1)
@@ -89,9 +92,15 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Leaves the process groups; the process may join others afterwards."""
+    """Leaves the process groups; the process may join others afterwards.
+
+    Call it when nothing refers to the models any more. They hold process groups in reference
+    cycles, and gloo's groups have threads that spin once the other side is gone, until they are
+    collected.
+    """
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    gc.collect()

@@ -79,7 +79,7 @@ CASES = {
 
 TWO_RANKS = [
     (Layout(tp=2), ["packed", "padded", "untied", "wide", "few-kv"]),
-    (Layout(pp=2), ["packed", "padded", "untied"]),
+    (Layout(pp=2), ["packed", "padded", "untied", "experts"]),
     (Layout(pp=2, pipeline_layers=(2, 5)), ["packed"]),
     (Layout(dp=2), ["packed", "padded", "experts"]),
     (
