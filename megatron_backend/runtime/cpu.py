@@ -14,6 +14,10 @@ computed, so it can be answered by the CPU:
 - `torch.compile` leaves a function as it is. Megatron-Core compiles small fusions while it is being
   imported, which costs each process five seconds for nothing, and would need a C++ compiler.
 
+torch has an allocator of its own for CUDA, which keeps memory; on the CPU it asks the C library,
+which gives large blocks back at once, and the next step pays for their pages again. Here the C
+library is told to keep them.
+
 `install` changes torch for the whole process. So it belongs into the processes of ranks only, comes
 before the first import of `megatron.core`, does nothing where CUDA is present, and says so loudly
 where it does something. What Megatron-Core cannot do on a CPU (its fused kernels, the dynamic
@@ -21,6 +25,7 @@ inference engine) stays impossible.
 """
 
 import contextlib
+import ctypes
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -37,6 +42,8 @@ _FACTORIES = (
     *("arange", "as_tensor", "empty", "empty_like", "empty_strided", "eye", "full", "full_like"),
     *("linspace", "ones", "ones_like", "rand", "randint", "randn", "tensor", "zeros", "zeros_like"),
 )
+# Names of glibc's settings (malloc.h).
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _installed = False
 
 
@@ -104,6 +111,7 @@ def install() -> None:
         "No CUDA device: Megatron-Core runs on the CPU in this process. Results are the same, "
         "speed is not; this is for trying out and for tests."
     )
+    _keep_memory()
     _replace_cuda()
     _replace_generators()
     _replace_devices()
@@ -137,6 +145,15 @@ def _constant(value: Any) -> Callable[..., Any]:
 def _uncompiled(function: Any = None, **_options: Any) -> Any:
     """`torch.compile`, as a call or as a decorator, that compiles nothing."""
     return function if function is not None else lambda decorated: decorated
+
+
+def _keep_memory() -> None:
+    """Lets glibc reuse blocks of up to 32 MiB, its largest choice, from a heap of up to 1 GiB that
+    is free. Other C libraries have no such settings."""
+    settings = getattr(ctypes.CDLL(None), "mallopt", None)
+    if settings is not None:
+        settings(_MMAP_THRESHOLD, 2**25)
+        settings(_TRIM_THRESHOLD, 2**30)
 
 
 def _replace_cuda() -> None:

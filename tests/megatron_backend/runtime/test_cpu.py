@@ -74,3 +74,25 @@ def use_cuda_names(_rank: int) -> list[str]:
 
 def test_cuda_means_the_cpu(ranks: Ranks) -> None:
     assert ranks.run(Layout(), use_cuda_names) == [["cpu"] * 7]
+
+
+def page_faults(_rank: int) -> list[int]:
+    """Of each of several passes over tensors of 16 MiB that come and go."""
+    import resource
+
+    import torch
+
+    faults = []
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        first = torch.ones(2**22)
+        second = first * 2
+        del first, second
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return faults
+
+
+def test_memory_of_large_tensors_is_kept(ranks: Ranks) -> None:
+    """Two of them are 8192 pages, which only the first pass pays for."""
+    (faults,) = ranks.run(Layout(), page_faults)
+    assert min(faults[1:]) < 1000
