@@ -91,6 +91,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "attn_logit_softcapping": 2.0,  # low enough that scores and logits feel them
         "final_logit_softcapping": 4.0,
+        "pad_token_id": None,  # transformers would not train this token's embedding
         **_SIZES,
     },
     "gemma3_text": {
@@ -103,6 +104,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
+        "pad_token_id": None,
         **_SIZES,
     },
 }
