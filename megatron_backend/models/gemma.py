@@ -78,7 +78,7 @@ def _cap(
     return cap * torch.tanh(logits / cap), bias
 
 
-class RowParallelWithNorm(RowParallelLinear):  # type: ignore[misc]
+class RowParallelWithNorm(RowParallelLinear):
     """Megatron's row-parallel layer for the CPU, and a norm on its output."""
 
     def __init__(
@@ -97,7 +97,7 @@ def _te_linear() -> Callable[..., torch.nn.Module]:
     """The same of Transformer Engine's parts; they are there on CUDA only."""
     from megatron.core.extensions.transformer_engine import TENorm, TERowParallelLinear
 
-    class TeRowParallelWithNorm(TERowParallelLinear):  # type: ignore[misc]
+    class TeRowParallelWithNorm(TERowParallelLinear):
         def __init__(
             self, input_size: int, output_size: int, *, config: TransformerConfig, **others: Any
         ) -> None:
@@ -135,7 +135,7 @@ class LocalAngles:
         return self._last[1]
 
 
-class _LocalAnglesMixin(SelfAttention):  # type: ignore[misc]
+class _LocalAnglesMixin(SelfAttention):
     """Self-attention that turns by local angles where its layer has a window."""
 
     def __init__(
