@@ -27,11 +27,11 @@ import torch
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Sampling
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import RandomTensors
 from megatron_backend.runtime import distributed
 from service.spec import Fp8Spec, OptimizerSpec, SftSpec
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from service.validation.precision import LEAST_CAPABILITY, has_kernels
 
 logger = logging.getLogger("gpu_check")

@@ -19,8 +19,8 @@ from megatron_backend.generation.decoder_weights import DecoderWeights
 from megatron_backend.generation.draws import uniforms
 from megatron_backend.generation.kv_cache import KeyValueCache
 from megatron_backend.generation.sampler import VocabularyShard, greedy, sample
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.vocabulary import real_columns
+from service.spec.model_config import ModelConfig
 
 # Tokens of one prefill: enough to keep matrix products efficient, few enough that its activations
 # stay small beside the cache.

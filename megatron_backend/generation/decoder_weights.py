@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_backend.generation.known_models import refuse_unknown, refuse_unread
-from megatron_backend.models.config import ModelConfig
+from service.spec.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
-from megatron_backend.models.config import ModelConfig, MoeConfig
+from service.spec.model_config import ModelConfig, MoeConfig
 
 _MODULES = {
     *("GPTModel", "LanguageModelEmbedding", "VocabParallelEmbedding", "RotaryEmbedding"),

@@ -18,10 +18,10 @@ from algorithms.protocols import Completion, Sampling
 from megatron_backend.generation.cpu_engine import CpuEngine
 from megatron_backend.generation.engine import GenerationEngine, check_prompts
 from megatron_backend.models.build import build_model
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.weight_sync.groups import generation_groups
 from megatron_backend.weight_sync.reshard import WeightSync
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 
 # Of the GPU memory that is free when the copy is built; training needs the rest for activations.
 _CACHE_SHARE = 0.25

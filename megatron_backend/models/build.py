@@ -18,7 +18,6 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_backend.fp8_emulation import emulate
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.gemma import adapt_model
 from megatron_backend.models.layer_spec import block_spec
 from megatron_backend.models.rope import inverse_frequencies
@@ -27,6 +26,7 @@ from megatron_backend.precision import transformer_fields
 from megatron_backend.runtime.distributed import device
 from service.spec import Fp8Spec
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 
 type Recompute = Literal["none", "selective", "full"]
 

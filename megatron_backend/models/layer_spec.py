@@ -12,11 +12,12 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from megatron_backend.models.attention import RotaryAttention, SdpaAttention
-from megatron_backend.models.config import ModelConfig
+from megatron_backend.models.attention import SdpaAttention
 from megatron_backend.models.gemma import adapt_layer, check_cuda
 from megatron_backend.models.norm import RmsNorm
+from megatron_backend.models.rotary import RotaryAttention
 from megatron_backend.models.router import TokenWeightedRouter
+from service.spec.model_config import ModelConfig
 
 
 def block_spec(config: ModelConfig, num_layers: int) -> ModuleSpec | TransformerBlockSubmodules:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from algorithms.batch import Batch, MetricSums, Normalizer, PolicyOutputs
 from algorithms.protocols import Loss
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.runtime.distributed import device
 from megatron_backend.training import forward, optimizer
 from megatron_backend.training.micro_batch import (
@@ -30,6 +29,7 @@ from megatron_backend.training.sequence import Cut
 from megatron_backend.training.shares import RowShare, StepShare
 from service.spec import Fp8Spec, OptimizerSpec
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 
 
 class Trainer:

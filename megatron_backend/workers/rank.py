@@ -18,12 +18,12 @@ from torch import Tensor
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import RandomTensors, SafetensorsFolder, TensorSource
 from megatron_backend.runtime import distributed
 from megatron_backend.training.shares import RowShare, StepShare
 from service.spec import JobContext
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel

@@ -23,11 +23,11 @@ def trainer_with(
     """A trainer whose products are in 8 bits; `aligned` pads as the recipe asks for."""
     from algorithms.algorithm import load_algorithm
     from megatron_backend.models.build import build_model
-    from megatron_backend.models.config import ModelConfig
     from megatron_backend.models.tensors import RandomTensors
     from megatron_backend.models.weights import load_weights
     from megatron_backend.training.step import Trainer
     from service.spec import OptimizerSpec
+    from service.spec.model_config import ModelConfig
     from tests.megatron_backend.small_models import CONFIGS
 
     config = ModelConfig.from_hf(CONFIGS[name])

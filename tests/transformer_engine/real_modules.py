@@ -13,9 +13,9 @@ from unittest import mock
 
 import torch
 
-from megatron_backend.models.config import ModelConfig
 from service.spec import Fp8Spec
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_backend.models.config import ModelConfig
 from service.spec import Fp8Spec
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import CONFIGS
 from tests.transformer_engine.real_modules import on_cpu, on_cuda
 

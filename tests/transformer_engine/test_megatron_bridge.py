@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import SafetensorsFolder
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import read_config, save_random
 from tests.transformer_engine.real_modules import cuda_seems_present, on_cuda
 

@@ -20,11 +20,11 @@ def build(layout: Layout, sizes: dict[str, int]) -> Any:
     """A trainer of the case's model."""
     from algorithms.sft import Sft
     from megatron_backend.models.build import build_model
-    from megatron_backend.models.config import ModelConfig
     from megatron_backend.models.tensors import RandomTensors
     from megatron_backend.models.weights import load_weights
     from megatron_backend.training.step import Trainer
     from service.spec import OptimizerSpec, SftSpec
+    from service.spec.model_config import ModelConfig
 
     config = ModelConfig.from_hf(hf_config(sizes))
     model = build_model(config, layout, max_length=LENGTH)

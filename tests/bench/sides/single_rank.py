@@ -13,9 +13,9 @@ def load_model(case: Path, *, max_length: int = 1024) -> tuple[Any, Any]:
     """The chunks of the case's model, and its config, in a process group of one."""
     distributed.initialize(Layout(), 0, address="127.0.0.1", port=free_port(), seed=1)
     from megatron_backend.models.build import build_model
-    from megatron_backend.models.config import ModelConfig
     from megatron_backend.models.tensors import SafetensorsFolder
     from megatron_backend.models.weights import load_weights
+    from service.spec.model_config import ModelConfig
 
     folder = case / "model"
     config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text(encoding="utf-8")))

@@ -27,11 +27,11 @@ def trainer(layout: Layout, name: str, *, dtype: torch.dtype = torch.float32) ->
     """A model with random weights, its optimizer, and SFT's loss."""
     from algorithms.sft import Sft
     from megatron_backend.models.build import build_model
-    from megatron_backend.models.config import ModelConfig
     from megatron_backend.models.tensors import RandomTensors
     from megatron_backend.models.weights import load_weights
     from megatron_backend.training.step import Trainer
     from service.spec import OptimizerSpec, SftSpec
+    from service.spec.model_config import ModelConfig
 
     config = ModelConfig.from_hf(CONFIGS[name])
     model = build_model(config, layout, dtype=dtype, max_length=64)
@@ -107,8 +107,8 @@ def write_state(trained: Any, layout: Layout, name: str, out: Path) -> None:
     The moments are put together by hand from the optimizer's flat shards, and written by the
     exporter in the place of the weights.
     """
-    from megatron_backend.models.config import ModelConfig
     from megatron_backend.models.export import export_hf
+    from service.spec.model_config import ModelConfig
 
     model = trained.chunks[0].module
     config = ModelConfig.from_hf(CONFIGS[name])
@@ -207,8 +207,8 @@ def whole_tensors(_rank: int, folder: Path) -> dict[str, torch.Tensor]:
 def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, out: Path) -> float:
     """The weights of a published checkpoint in a fresh model; its loss."""
     from megatron_backend.checkpoint.model_weights import load_model_weights
-    from megatron_backend.models.config import ModelConfig
     from megatron_backend.models.export import export_hf
+    from service.spec.model_config import ModelConfig
 
     trained = trainer(layout, name)
     load_model_weights(models(trained), checkpoint)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from algorithms.batch import Batch, pad_rows
 from algorithms.protocols import Completion, Sampling
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import SafetensorsFolder
 from service.spec import OptimizerSpec, SftSpec
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import read_config
 
 

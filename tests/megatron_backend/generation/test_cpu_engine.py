@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from algorithms.protocols import Completion, Sampling
-from megatron_backend.models.config import ModelConfig
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.generation.generation_runs import ragged_prompts, trained_model
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import read_config, save_random

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from algorithms.batch import Normalizer
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.training.shares import StepShare
 from service.spec import AlgorithmSpec, OptimizerSpec
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import CONFIGS
 from tests.megatron_backend.training.training_runs import (
     LEARNING_RATE,

@@ -7,11 +7,11 @@ import torch
 
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import RandomTensors
 from megatron_backend.training.shares import RowShare, StepShare
 from service.spec import AlgorithmSpec, OptimizerSpec, SftSpec
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import CONFIGS
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import SafetensorsFolder
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import read_config
 
 DTYPE = torch.bfloat16
