@@ -100,7 +100,7 @@ class JobCheckpoints:
             ValueError, TypeError: `loop_state` is no JSON.
             JobFailure: the storage refused too often.
         """
-        begun = time.monotonic()
+        begun, requested_at = time.monotonic(), time.time()
         self.drain()
         # The events of the steps in a checkpoint are never repeated, so none may be forgotten.
         self._recorder.sync()
@@ -110,7 +110,7 @@ class JobCheckpoints:
             score=score_of(evaluations, self._spec.keep_best),
             required=required,
             begun=begun,
-            requested_at=time.time(),
+            requested_at=requested_at,
         )
         self._write(save)
         save.stall = time.monotonic() - begun
