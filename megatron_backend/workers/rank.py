@@ -19,6 +19,7 @@ from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling
 from megatron_backend.models.tensors import RandomTensors, SafetensorsFolder, TensorSource
+from megatron_backend.precision import torch_dtype
 from megatron_backend.runtime import distributed
 from megatron_backend.training.shares import RowShare, StepShare
 from service.spec import JobContext
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from megatron_backend.checkpoint.torch_dist import StateWriter
     from megatron_backend.generation.rank import GenerationRank
     from megatron_backend.training.step import Trainer
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class RankWorker:
@@ -85,7 +84,7 @@ class RankWorker:
         """Format of parameters and activations."""
         if self.context is None:
             raise RuntimeError(f"rank {self.rank} has no job yet: call setup first")
-        return _DTYPES[self.context.spec.precision.dtype]
+        return torch_dtype(self.context.spec.precision.dtype)
 
     def setup(self, context: JobContext, address: str, port: int, *, fresh: bool = True) -> None:
         """Joins the other ranks, builds the model, loads the job's starting weights.
