@@ -123,7 +123,10 @@ class _Sizes:
         query, key: queries, keys (or values) of a rank's heads.
         heads: a number in fp32 for each head.
         norm: what an RMSNorm keeps.
-        attended: keys and values as attention keeps them.
+        head_norms: what those of queries and keys keep; 0 where there are none.
+        joint: queries, keys and values in one, as their matrix gives them and values are slices
+            of; 0 where `head_norms` has it.
+        attended: keys and values as the CPU's attention keeps them.
     """
 
     cuda: bool
@@ -134,6 +137,8 @@ class _Sizes:
     key: float
     heads: float
     norm: float
+    head_norms: float
+    joint: float
     attended: float
 
     @classmethod
@@ -142,8 +147,15 @@ class _Sizes:
         shards = layout.tp if layout.sequence_parallel else 1
         query = element * model.num_heads / layout.tp * model.head_dim
         key = element * max(model.num_kv_heads / layout.tp, 1) * model.head_dim
-        # The CPU's norm keeps its input and the normalised one, both in fp32.
-        norm = (element if cuda else 2 * _FP32) * model.hidden_size + _FP32
+        joint, heads = query + 2 * key, _FP32 * model.num_heads / layout.tp
+        # A norm keeps its input; but torch's, which the CPU has for 16 bits and for Gemma, keeps
+        # that in fp32 and the normalised one too.
+        plain = cuda or (element == _FP32 and not model.zero_centered_norm)
+        norm = (element if plain else 2 * _FP32) * model.hidden_size + _FP32
+        head_norms = 0.0
+        if model.qk_norm:
+            copies = 2 * _FP32 / element * (query + key)
+            head_norms = 2 * heads + (query + joint if plain else copies)
         window = model.sliding_window or spec.training.max_length
         masked = layout.cp > 1 or window < spec.training.max_length or model.attention_softcap
         return cls(
@@ -153,8 +165,10 @@ class _Sizes:
             hidden=element * model.hidden_size / shards,
             query=query,
             key=key,
-            heads=_FP32 * model.num_heads / layout.tp,
+            heads=heads,
             norm=norm / shards,
+            head_norms=head_norms,
+            joint=0.0 if model.qk_norm and plain else joint,
             attended=_masked(spec, model, layout, query) if masked and not cuda else 2 * key,
         )
 
@@ -176,18 +190,15 @@ def _layer(spec: JobSpec, model: ModelConfig, sizes: _Sizes) -> tuple[float, flo
     Attention's output is also the input of the matrix behind it, and counts there.
     """
     rest = (4 if model.post_norms else 2) * sizes.norm
-    rest += sizes.hidden + sizes.query + _mlp(model, sizes)
-    joint = sizes.query + 2 * sizes.key  # of which values are a slice
-    if model.qk_norm:
-        rest += sizes.query + sizes.key + 2 * sizes.heads
-        rest += 0 if sizes.cuda else sizes.query + joint
-    attention = sizes.query + sizes.attended + sizes.heads
+    rest += sizes.hidden + sizes.query + _mlp(model, sizes) + sizes.head_norms
+    inputs = sizes.query + sizes.key + sizes.joint
+    attention = sizes.heads + (inputs if sizes.cuda else sizes.query + sizes.attended)
     match spec.training.recompute:
         case "none":
             return rest + attention, 0.0
         case "selective":
-            inputs = sizes.query + sizes.key + (0 if model.qk_norm else joint)
-            return rest + inputs, sizes.query + sizes.attended / 2 + sizes.heads
+            copied = 0.0 if sizes.cuda else sizes.attended / 2
+            return rest + inputs, sizes.query + copied + sizes.heads
         case "full":
             return sizes.hidden, rest + attention - sizes.hidden
 

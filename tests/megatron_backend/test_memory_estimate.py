@@ -26,6 +26,15 @@ DENSE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 QK_NORM: dict[str, Any] = {**DENSE, "model_type": "qwen3", "head_dim": 16}
+GEMMA: dict[str, Any] = {
+    **DENSE,
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 128,
+    "tie_word_embeddings": True,
+}
 EXPERTS: dict[str, Any] = {
     **QK_NORM,
     "model_type": "qwen3_moe",
@@ -61,7 +70,15 @@ EXPERT_CASES = [(EXPERTS, mode) for mode in MODES]
     [
         (
             Layout(),
-            [*DENSE_CASES, *EXPERT_CASES, (DENSE, job(packing=False)), (DENSE, job(dtype="bf16"))],
+            [
+                *DENSE_CASES,
+                *EXPERT_CASES,
+                (DENSE, job(packing=False)),
+                (DENSE, job(dtype="bf16")),
+                (QK_NORM, job(dtype="bf16")),
+                (GEMMA, job()),
+                (GEMMA, job(dtype="bf16")),
+            ],
         ),
         (Layout(tp=2), DENSE_CASES),
         (Layout(tp=2, sequence_parallel=True), DENSE_CASES + EXPERT_CASES),
