@@ -117,7 +117,7 @@ class WorkerGroup:
         arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
     ) -> list[R]:
         """As `call`, with each rank's own arguments."""
-        name = method if isinstance(method, str) else method.__name__
+        name = method.__name__
         # What several ranks get is handed over once.
         stored = {id(packed): ray.put(packed) for packed in {id(p): p for p in arguments}.values()}
         pending = {
