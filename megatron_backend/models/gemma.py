@@ -22,9 +22,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from megatron_backend.models.attention import RotaryAttention
 from megatron_backend.models.norm import RmsNorm
 from megatron_backend.models.rope import inverse_frequencies
+from megatron_backend.models.rotary import RotaryAttention
 from service.spec.model_config import ModelConfig
 
 

@@ -19,7 +19,7 @@ class PackedSequences(PackedSeqParams):
     positions: Tensor | None = None
     """[N] int64: place of each of this rank's slots in its own sequence."""
     rotations: dict[int, Any] = field(default_factory=dict)
-    """The CPU's tables of cosines and sines for these slots; see `models.attention`."""
+    """The CPU's tables of cosines and sines for these slots; see `models.rotary`."""
 
 
 def packed_sequences(slots: Sequence[int], positions: Tensor) -> PackedSequences:

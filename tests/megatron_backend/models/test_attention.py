@@ -151,7 +151,7 @@ def check_rotations(_rank: int) -> None:
     """Against the function that Megatron applies to packed sequences."""
     from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_thd
 
-    from megatron_backend.models.attention import _Rotation, rotation_table
+    from megatron_backend.models.rotary import _Rotation, rotation_table
 
     sequences = packed([4, 1, 9])
     heads = torch.randn(14, 1, HEADS, WIDTH, requires_grad=True)
