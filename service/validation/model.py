@@ -1,17 +1,18 @@
 """Finds the weights, config and tokenizer that a job names, before it is stored."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from service.artifacts import checkpoint_folders, latest_step
 from service.jobs import Job, JobFolder
 from service.spec import ModelSource, ResolvedModel
+from service.spec.config_reader import UnsupportedModel
 from service.spec.model_config import ModelConfig
 from service.store import NotFound, Store
-from service.validation.model_shape import read_model
 from service.validation.paths import find_folder
 from service.validation.problems import FieldProblem, quote
 from service.validation.tokenizer import check_tokenizer, read_json_object
@@ -176,3 +177,24 @@ class ModelFinder:
             message=f"the job {job.id} has no checkpoint of step {int(wanted)}",
             fix=f"use latest, or one of the steps: {', '.join(map(str, sorted(steps)))}",
         )
+
+
+def read_model(
+    config: Mapping[str, Any], field: str
+) -> tuple[ModelConfig | None, list[FieldProblem]]:
+    """Reads a config.
+
+    Args:
+        config: as in config.json.
+        field: what to call it in problems.
+
+    Returns:
+        The model, or None and what is wrong.
+    """
+    try:
+        return ModelConfig.from_hf(config), []
+    except UnsupportedModel as error:
+        return None, [
+            FieldProblem(field=f"{field}.{problem.name}", message=problem.message, fix=problem.fix)
+            for problem in error.problems
+        ]

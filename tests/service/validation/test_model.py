@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.validation.model_shape import read_model
+from service.validation.model import read_model
 from tests.service.model_folders import CONFIG
 
 
