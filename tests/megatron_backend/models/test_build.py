@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from megatron_backend.models.config import ModelConfig
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import CONFIGS
 
