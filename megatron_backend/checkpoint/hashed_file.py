@@ -1,15 +1,26 @@
-"""A file that is hashed while it is written, and on disk when it is closed. Free of torch."""
+"""A file that is hashed while it is written, and on disk when it is closed.
+
+Imports the standard library only: a process is started for each save in the background, beside
+ranks that train.
+"""
 
 import hashlib
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_backend.checkpoint.manifest import FileEntry
-
 WRITEBACK_BYTES = 16 * 1024 * 1024
 BUFFER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size in bytes and SHA-256 (hex) of one file."""
+
+    size: int
+    sha256: str
 
 
 class HashedFile(io.RawIOBase):

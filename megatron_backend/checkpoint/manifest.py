@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from megatron_backend.checkpoint.hashed_file import FileEntry
 from service.spec.layout import Layout
 
 NAME = "manifest.json"
@@ -29,14 +30,6 @@ class UnsupportedCheckpoint(RefusedCheckpoint):
 
 class ForeignCheckpoint(RefusedCheckpoint):
     """It is of another job, or of another model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """Size in bytes and SHA-256 (hex) of one file."""
-
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,9 +40,9 @@ from megatron_backend.checkpoint.durable import (
     write_text,
 )
 from megatron_backend.checkpoint.fence import Fence
+from megatron_backend.checkpoint.hashed_file import FileEntry
 from megatron_backend.checkpoint.manifest import (
     CorruptCheckpoint,
-    FileEntry,
     ForeignCheckpoint,
     Manifest,
     UnsupportedCheckpoint,

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from megatron_backend.checkpoint.hashed_file import open_hashed
-from megatron_backend.checkpoint.manifest import FileEntry
+from megatron_backend.checkpoint.hashed_file import FileEntry, open_hashed
 
 _GROWTH = 64 * 1024 * 1024
 

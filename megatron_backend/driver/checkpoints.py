@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from algorithms.errors import JobFailure
 from megatron_backend.checkpoint import contents, hf_files
-from megatron_backend.checkpoint.manifest import FileEntry
+from megatron_backend.checkpoint.hashed_file import FileEntry
 from megatron_backend.checkpoint.publish import Published
 from megatron_backend.checkpoint.remote import Upload
 from megatron_backend.checkpoint.retention import Retention, score_of

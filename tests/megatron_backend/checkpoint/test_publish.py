@@ -11,9 +11,9 @@ import pytest
 
 from megatron_backend.checkpoint import manifest as manifests
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt
+from megatron_backend.checkpoint.hashed_file import FileEntry
 from megatron_backend.checkpoint.manifest import (
     CorruptCheckpoint,
-    FileEntry,
     ForeignCheckpoint,
     UnsupportedCheckpoint,
 )
