@@ -1,5 +1,6 @@
 """What the ranks of the memory test do: train one step, and weigh everything that it keeps."""
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -139,3 +140,12 @@ def _optimizer_bytes(trainer: "Trainer") -> int:
             if trainer.chunks[0].config.params_dtype != torch.float32:
                 total += parameter.nbytes
     return total
+
+
+def engine_limits(_rank: int) -> tuple[int, float]:
+    """Bytes of the CPU engine's cache; the share of free GPU memory that the other engine takes."""
+    from megatron_backend.generation.cpu_engine import CpuEngine
+    from megatron_backend.generation.rank import _CACHE_SHARE
+
+    default: int = inspect.signature(CpuEngine).parameters["memory_bytes"].default
+    return default, _CACHE_SHARE

@@ -10,8 +10,9 @@ from service.spec import JobSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.validation import activations
-from service.validation.memory import estimate
-from tests.megatron_backend.memory_runs import Weighed, weigh
+from service.validation.memory import CPU_CACHE_BYTES, estimate
+from service.validation.planner import CACHE_SHARE
+from tests.megatron_backend.memory_runs import Weighed, engine_limits, weigh
 from tests.megatron_backend.ranks import Ranks
 
 DENSE: dict[str, Any] = {
@@ -110,3 +111,7 @@ def test_logits_are_cut_as_the_workers_cut_them() -> None:
     assert activations.CHUNK_BYTES == log_probs.CHUNK_BYTES
     assert activations.KEPT_BYTES == log_probs.KEPT_BYTES
     assert activations.LEAST_ROWS == log_probs._LEAST_ROWS
+
+
+def test_the_engines_take_what_the_planner_gives_them(ranks: Ranks) -> None:
+    assert ranks.run(Layout(), engine_limits) == [(CPU_CACHE_BYTES, CACHE_SHARE)]
