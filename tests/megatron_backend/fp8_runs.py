@@ -1,6 +1,7 @@
 """What the ranks do in tests of FP8: train with a recipe, and tell what the layers saw."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,3 +125,26 @@ def layers_in_8_bits(_rank: int, border: int) -> list[str]:
 
 def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def save_and_go_on(_rank: int, folder: Path) -> tuple[list[float], list[float], bool]:
+    """Losses after a checkpoint, of the trainer that wrote it and of one that read it, and whether
+    they remember the same in the end."""
+    from megatron_backend.checkpoint import contents
+    from megatron_backend.checkpoint.torch_dist import load_state, save_state
+
+    for name in (contents.STATE, contents.RANDOM):
+        (folder / name).mkdir()
+    spec = Fp8Spec(recipe="delayed", amax_history=4)
+    trainer, resumed = trainer_with(spec, Layout()), trainer_with(spec, Layout())
+    first, *rest = batches(3)
+    steps(trainer, [first])
+    save_state(folder, [chunk.module for chunk in trainer.chunks], trainer.optimizer)
+    load_state(
+        folder,
+        [chunk.module for chunk in resumed.chunks],
+        resumed.optimizer,
+        same_layout=True,
+    )
+    losses, again = steps(trainer, rest), steps(resumed, rest)
+    return losses, again, _equal(memory(trainer), memory(resumed))

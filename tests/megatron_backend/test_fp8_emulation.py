@@ -1,5 +1,7 @@
 """Linear layers in 8 bits: the products by hand, the memory of delayed scaling, what stays out."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from service.spec.layout import Layout
 from tests.megatron_backend.fp8_runs import (
     evaluate_and_reload,
     layers_in_8_bits,
+    save_and_go_on,
     train_delayed,
     train_padded,
     train_recipes,
@@ -95,6 +98,12 @@ def test_evaluations_leave_no_trace_and_checkpoints_bring_the_memory_back(ranks:
     assert restored
     assert "decoder.layers.0.self_attention.linear_qkv._extra_state" in names
     assert len(names) == 3 * 4
+
+
+def test_a_resumed_job_remembers_the_maxima(ranks: Ranks, tmp_path: Path) -> None:
+    [(losses, again, same)] = ranks.run(Layout(), save_and_go_on, tmp_path)
+    assert again == losses
+    assert same
 
 
 def test_the_first_and_last_layers_and_the_router_stay_out(ranks: Ranks) -> None:
