@@ -7,7 +7,8 @@ split changes nothing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -70,9 +71,9 @@ class Trainer:
         self._tokens = 1
         for chunk in model:
             chunk.config.finalize_model_grads_func = _sum_gradients
-            chunk.config.moe_grad_scale_func = self._balance_scale
+            chunk.config.moe_grad_scale_func = _weakly(self._balance_scale)
             if dtype == torch.float16:
-                chunk.config.grad_scale_func = self.optimizer.scale_loss
+                chunk.config.grad_scale_func = _weakly(self.optimizer.scale_loss)
 
     def train_step(
         self,
@@ -226,3 +227,19 @@ def _sum_gradients(
 ) -> None:
     """Megatron's reductions over all ranks, without its division by the number of tokens."""
     finalize_model_grads(model, None, **groups)
+
+
+def _weakly(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The method, without keeping its object alive.
+
+    A model's config is held by hooks inside autograd, where the garbage collector does not look:
+    what it refers to is never freed, nor are the process groups that belong to it.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: object) -> Tensor:
+        found = reference()
+        assert found is not None, "the trainer is gone, but its model still trains"
+        return found(*arguments)
+
+    return call

@@ -86,6 +86,7 @@ def _serve(connection: Connection) -> None:
         try:
             distributed.initialize(layout, rank, address="127.0.0.1", port=port, seed=1)
             answer = (None, function(rank, *args))
+            del args
             distributed.shutdown()
         except Exception:
             answer = (traceback.format_exc(), None)
