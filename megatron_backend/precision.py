@@ -10,8 +10,8 @@ Megatron makes Transformer Engine's recipe object of its own settings, at each f
     mxfp8       MXFP8BlockScaling             of 32 values each, powers of two
 
 Where there is no CUDA nothing of FP8 is told to Megatron: `fp8_emulation` computes the same
-products there. The tests hold every name to the installed Megatron's dataclasses, and every recipe to the
-object that Transformer Engine gets.
+products there. The tests hold every name to the installed Megatron's dataclasses, and every recipe
+to the object that Transformer Engine gets.
 """
 
 from typing import Any, Literal
