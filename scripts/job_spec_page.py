@@ -47,7 +47,8 @@ training: {steps: 100}
 ## What is checked between fields
 
 - `parallel` goes with the machines, the model and the batch: [planning](planning.md) has every
-  rule. On GPUs, tp x cp x pp x dp is nodes x gpus_per_node; `dp: auto` is what is left, and 1 on the CPU.
+  rule. On GPUs, tp x cp x pp x dp is nodes x gpus_per_node; `dp: auto` is what is left, and 1 on
+  the CPU.
 - `rollout.layout.tp` keeps to the same rules for tp where the job samples; it also divides the
   number of ranks, and the vocabulary as training pads it.
 - `precision` goes with the GPUs: a job that samples on them needs bf16, a recipe of FP8 needs cards
@@ -57,7 +58,8 @@ training: {steps: 100}
 - `training.max_length` is at most the model's max_position_embeddings, and
   `rollout.max_new_tokens` leaves room in it for the question.
 - Models are of one of the [families](models.md) that are supported, with safetensors, a fast
-  tokenizer and a chat template, in a folder that lies under a model root once symlinks are resolved.
+  tokenizer and a chat template, in a folder that lies under a model root once symlinks are
+  resolved.
 - Files exist and were uploaded with the purpose `fine-tune`; environments exist and take their
   `config`; the cluster is one of the service's launchers
   and has the machines and GPUs.
