@@ -17,6 +17,8 @@ model's own weights. Four choices carry it:
 Tests hold it to the full forward pass of Megatron and of transformers.
 """
 
+import functools
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -29,8 +31,8 @@ from megatron_backend.generation.decoder_weights import (
     MlpWeights,
 )
 from megatron_backend.generation.kv_cache import KeyValueCache
-from megatron_backend.models.config import RopeConfig
 from megatron_backend.models.rope import inverse_frequencies
+from service.spec.rope_config import RopeConfig
 
 
 class CachedDecoder:
@@ -43,6 +45,7 @@ class CachedDecoder:
 
     def __init__(self, weights: DecoderWeights, *, positions: int) -> None:
         self.weights, self._config = weights, weights.config
+        self._epsilon = torch.tensor(weights.config.norm_eps)
         self._rotations = _rotations(weights, self._config.rope, positions)
         local = self._config.local_rope
         self._local_rotations = None if local is None else _rotations(weights, local, positions)
@@ -61,7 +64,7 @@ class CachedDecoder:
         rows, width = tokens.shape
         places = torch.arange(width) - padding[:, None]
         rotations = self._rotations_at(places.clamp(min=0).flatten())
-        padded = bool(padding.any())
+        mask_of = functools.cache(functools.partial(_prompt_mask, places, bool(padding.any())))
         hidden = self._embed(tokens.flatten())
         pieces = []
         for layer in self.weights.layers:
@@ -74,7 +77,7 @@ class CachedDecoder:
             if layer is self.weights.layers[-1]:
                 hidden = hidden.unflatten(0, (rows, width))[:, -1].contiguous()
                 queries = queries[:, -1:]
-            mask = _prompt_mask(places, layer.window, padded, queries=queries.shape[1])
+            mask = mask_of(layer.window, queries.shape[1])
             context = _attend(
                 queries, piece[:, :, 0], piece[:, :, 1], mask, self._config.attention_softcap
             )
@@ -198,8 +201,14 @@ class CachedDecoder:
     def _norm(self, values: Tensor, weight: Tensor | None) -> Tensor:
         """RMSNorm (arXiv 1910.07467, equation 4), computed in the format of its weight."""
         wide = values if weight is None else values.to(weight.dtype)
-        normed = F.rms_norm(wide, values.shape[-1:], weight, self._config.norm_eps)
-        return normed.to(values.dtype)
+        if wide.dtype != torch.float32:
+            normed = F.rms_norm(wide, values.shape[-1:], weight, self._config.norm_eps)
+            return normed.to(values.dtype)
+        # Half as many operations as torch's own has on a CPU.
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        mean_square = torch.addcmul(self._epsilon, length, length, value=1 / wide.shape[-1])
+        normed = wide * mean_square.rsqrt_()
+        return (normed if weight is None else normed.mul_(weight)).to(values.dtype)
 
     def _add_product(
         self, hidden: Tensor, values: Tensor, matrix: Tensor, norm: Tensor | None
@@ -236,9 +245,7 @@ def _as_complex(heads: Tensor) -> Tensor:
     return torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
 
 
-def _prompt_mask(
-    places: Tensor, window: int | None, padded: bool, *, queries: int
-) -> Tensor | None:
+def _prompt_mask(places: Tensor, padded: bool, window: int | None, queries: int) -> Tensor | None:
     """[B, 1, queries, P] True where one of the last tokens may look; None where that is causal.
 
     Padding may look at itself: a softmax over nothing would be NaN, and spread.
