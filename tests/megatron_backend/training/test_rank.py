@@ -9,11 +9,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from algorithms.batch import Normalizer
-from megatron_backend.models.config import ModelConfig
 from megatron_backend.models.tensors import SINGLE_FILE, RandomTensors
-from megatron_backend.workers.rank import RankWorker, gather_rows
+from megatron_backend.training.shares import gather_rows
+from megatron_backend.workers.rank import RankWorker
 from service.spec import JobContext
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 from tests.megatron_backend.ranks import Ranks, free_port
 from tests.megatron_backend.small_models import CONFIGS, save_random
 from tests.megatron_backend.training.training_runs import random_batch
