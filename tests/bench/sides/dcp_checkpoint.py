@@ -80,11 +80,15 @@ def _save(rank: int, folder: str, options: dict[str, Any]) -> None:
         )
         dist.barrier()
         seconds["save"] = time.perf_counter() - start
+    # torch 2.14 cannot copy a DTensor that is on a CPU: each rank's parts go by names of their own.
+    own = dist.new_group()  # its thread must not meet our barriers
+    parts = {f"{name}.{rank}": value.to_local() for name, value in state.items()}
     for attempt in range(2):
         dist.barrier()
         start = time.perf_counter()
         response = dcp.async_save(
-            state,
+            parts,
+            process_group=own,
             storage_writer=dcp.FileSystemWriter(f"{folder}/async-{attempt}", **writer),
             planner=planner,
         )
