@@ -209,7 +209,8 @@ def _nothing(_case: Path) -> None:
 
 
 def _same_bytes(ours: Result, peer: Result) -> None:
-    require_close("bytes", [ours["bytes"]], [peer["bytes"]], relative=0.02)
+    headers = 2**18 / peer["bytes"]  # what is not tensors is as large in a small checkpoint
+    require_close("bytes", [ours["bytes"]], [peer["bytes"]], relative=0.02 + headers)
     for loaded in ours["sums"][1:]:
         require_close("sums of the weights loaded", loaded, ours["sums"][0], relative=1e-12)
 
