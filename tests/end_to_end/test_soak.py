@@ -1,7 +1,7 @@
 """A job that is killed again and again ends as one that is left in peace.
 
 `kill -9` of a random rank, the driver or the raylet, at random moments, while it trains, saves and
-recovers. PLANISH_SOAK_KILLS (6) says how often and PLANISH_SOAK_SEED (1) with which random numbers.
+recovers. PLANISH_SOAK_KILLS (4) says how often and PLANISH_SOAK_SEED (1) with which random numbers.
 """
 
 import os
@@ -22,10 +22,11 @@ from tests.end_to_end.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("PLANISH_SOAK_KILLS", "6"))
+KILLS = int(os.environ.get("PLANISH_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("PLANISH_SOAK_SEED", "1"))
 STEPS = 100 + 40 * KILLS
-TARGETS = ("rank", "rank", "driver", "raylet")
+FIRST = ("rank", "raylet", "rank", "driver")
+"""Each kind once, whatever the seed; what comes after is drawn."""
 MARKS = {"rank": "ray::RankActor", "driver": "-m megatron_backend", "raylet": "raylet/raylet "}
 
 
@@ -99,7 +100,7 @@ def torment(client: Client, job: str, watch: Watch, draw: random.Random) -> list
             until(watch.saving, ended, 5)
         else:
             time.sleep(draw.uniform(0, 1.0))
-        target = draw.choice(TARGETS)
+        target = FIRST[len(killed)] if len(killed) < len(FIRST) else draw.choice(FIRST)
         victims = processes(job, target)
         if not victims:
             time.sleep(0.1)  # it is between two attempts
@@ -137,7 +138,7 @@ def run(service: ServiceProcess, client: Client, document: object, kill: bool) -
 
 
 def test_twenty_kills(service: ServiceProcess, model_root: Path, rows: Path) -> None:
-    """Six of them in the suite, for time; PLANISH_SOAK_KILLS=20 runs all."""
+    """Four of them in the suite, for time; PLANISH_SOAK_KILLS=20 runs all."""
     plan = {
         "parallel": {"dp": 2},
         "training": {"steps": STEPS, "global_batch_size": ROWS_A_STEP, "max_length": 64},
