@@ -6,6 +6,7 @@ when the server starts the app, and closed when it ends. Jobs are processes of t
 
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,6 +35,8 @@ from service.store import Store
 from service.validation.submit import Validator
 
 _log = logging.getLogger(__name__)
+
+_WARM_AGAIN_SECONDS = 5.0
 
 ROUTERS = (
     jobs.router,
@@ -85,7 +88,7 @@ def create_app(
         registry.register(collector)
         service.reconciler.start()
         # Listing environments imports their libraries, which takes seconds: nobody waits for it.
-        threading.Thread(target=_warm, args=(service.catalogue,), daemon=True).start()
+        threading.Thread(target=_warm, args=(service,), daemon=True).start()
         try:
             yield
         finally:
@@ -163,14 +166,20 @@ def _known_files(store: Store) -> set[str]:
     return known
 
 
-def _warm(catalogue: Catalogue) -> None:
-    try:
-        catalogue.environments()
-    except CatalogueUnavailable as error:
-        if catalogue.closed:
+def _warm(service: ServiceContext) -> None:
+    """Lists the environments, however often it takes: a service that is not ready gets no request
+    that would try again."""
+    while not service.stopping.is_set():
+        try:
+            service.catalogue.environments()
+        except CatalogueUnavailable as error:
+            if service.catalogue.closed:
+                return
+            # Not fatal: offline jobs need no environment. /readyz tells.
+            _log.warning("the environments cannot be listed, tried again soon: %s", error)
+            time.sleep(_WARM_AGAIN_SECONDS)
+        else:
             return
-        # Not fatal: offline jobs need no environment. /readyz tells, and the next use tries again.
-        _log.warning("the environments cannot be listed: %s", error)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class Events:
             .group_by(columns.attempt)
         )
         with self._database.reading() as connection:
-            return dict(connection.execute(query).tuples().all())
+            return {row[0]: row[1] for row in connection.execute(query)}
 
     def checkpoints_of(self, job_id: str) -> list[Checkpoint]:
         """The checkpoints that were announced, by step; the newest announcement of a step counts.

@@ -10,6 +10,7 @@ from service.app import api_routes
 from service.catalogue import Catalogue, CatalogueUnavailable
 from service.jobs import JobState
 from service.spec import Reason
+from tests.service.reconciler.services import wait_until
 from tests.service.running_service import RunningService
 
 NewService = Callable[..., RunningService]
@@ -100,6 +101,26 @@ def test_environments_that_cannot_be_asked_are_a_503(new_service: NewService) ->
     answer = service.anonymous.get("/readyz")
     assert "took more than" in answer.json()["detail"]
     assert service.submit()["state"] == "PENDING"  # an offline job needs no environment
+
+
+class FailsOnce(Catalogue):
+    failed = False
+
+    def _call(self, command: str, request: str | None) -> tuple[str, int]:
+        if not self.failed:
+            self.failed = True
+            raise CatalogueUnavailable("the machine was too busy")
+        return super()._call(command, request)
+
+
+def test_a_service_that_nobody_asks_becomes_ready_all_the_same(
+    new_service: NewService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.app._WARM_AGAIN_SECONDS", 0.01)
+    catalogue = FailsOnce(timeout_seconds=300)
+    service = new_service(catalogue=catalogue)
+    wait_until(lambda: service.anonymous.get("/readyz").status_code == 200, "not ready", 300)
+    assert catalogue.failed
 
 
 def test_what_is_installed_is_listed(service: RunningService) -> None:
