@@ -301,7 +301,7 @@ def weight_sync(sizes: dict[str, int] = _SYNC_SIZES) -> Benchmark:
 
 BENCHMARKS = (
     decode("7M", target=4.0),
-    decode("50M", target=2.0, floor=1.5),
+    decode("50M", target=2.0),
     sft_step("7M", steps=8),
     packing("7M", steps=8),
     packing_of_trl("7M", steps=8),
