@@ -8,8 +8,13 @@ from tests.megatron_backend.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
+def pool() -> Ranks:
+    """Where a session's ranks come from: one process that has imported Megatron."""
+    return Ranks()
+
+
+@pytest.fixture(scope="module")
+def ranks(pool: Ranks) -> Iterator[Ranks]:
     """Processes that play ranks; see `tests.megatron_backend.ranks`."""
-    pool = Ranks()
     yield pool
     pool.close()

@@ -2,8 +2,8 @@
 
 `Ranks.run(layout, function, *args)` calls `function(rank, *args)` in one process per rank, after
 they have joined as that layout, and gives back what each returned. The function must be a module's
-own (it travels by name), and imports Megatron inside itself. The processes live as long as the test
-session and are forked from one that has imported Megatron, so a run costs a fraction of a second.
+own (it travels by name), and imports Megatron inside itself. The processes are kept for several
+runs and are forked from one that has imported Megatron, so a run costs a fraction of a second.
 """
 
 import io
@@ -21,6 +21,8 @@ import torch
 from service.spec.layout import Layout
 
 TIMEOUT_SECONDS = 240
+RUNS = 20
+"""A process plays so many parts. Each may leave a group of gloo's behind, whose threads spin."""
 
 
 class Ranks:
@@ -31,6 +33,7 @@ class Ranks:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.megatron_backend.preload"])
         self._processes: list[tuple[ForkServerProcess, Connection]] = []
+        self._runs = 0
 
     def run(self, layout: Layout, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Calls `function(rank, *args)` on every rank of `layout`; results in rank order.
@@ -38,6 +41,9 @@ class Ranks:
         Raises:
             RuntimeError: a rank failed; the message holds its traceback.
         """
+        if self._runs == RUNS:
+            self.close()
+        self._runs += 1
         self._start(layout.world_size)
         port = free_port()
         members = self._processes[: layout.world_size]
@@ -63,7 +69,7 @@ class Ranks:
             connection.close()
             process.kill()
             process.join()
-        self._processes = []
+        self._processes, self._runs = [], 0
 
     def _start(self, count: int) -> None:
         while len(self._processes) < count:
