@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from algorithms.batch import Batch, pad_rows
 from algorithms.protocols import Completion, Sampling
 from megatron_backend.models.tensors import SafetensorsFolder
+from megatron_backend.training.shares import RowShare
 from service.spec import OptimizerSpec, SftSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
@@ -75,13 +75,13 @@ def trainer_log_probs(
     layout: Layout,
     sequences: Sequence[Sequence[int]],
     temperature: float,
-) -> Tensor | None:
-    """[B, T] the trainer's log-probs of the sequences' own tokens; None on other stages."""
+) -> RowShare | None:
+    """The trainer's log-probs of the sequences' own tokens; None on other stages."""
     from algorithms.algorithm import load_algorithm
     from megatron_backend.training.step import Trainer
 
     trainer = Trainer(
-        trained_model(folder, layout),
+        [trained_model(folder, layout)],
         ModelConfig.from_hf(read_config(folder)),
         layout,
         loss=load_algorithm(SftSpec()),
@@ -90,12 +90,12 @@ def trainer_log_probs(
         temperature=temperature,
         micro_batch_size=None,
     )
-    tokens = pad_rows([list(row) for row in sequences], value=0, dtype=torch.int64)
+    own = [[0.0] + [1.0] * (len(row) - 1) for row in sequences]
     return trainer.log_probs(
         Batch(
-            tokens=tokens,
+            tokens=pad_rows([list(row) for row in sequences], value=0, dtype=torch.int64),
             lengths=torch.tensor([len(row) for row in sequences]),
-            loss_mask=torch.ones(tokens.shape),
+            loss_mask=pad_rows(own, value=0.0, dtype=torch.float32),
         )
     )
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from algorithms.protocols import Sampling
+from megatron_backend.training.shares import gather_rows
 from service.spec.layout import Layout
 from tests.megatron_backend.generation.generation_runs import (
     merged,
@@ -63,9 +64,8 @@ def test_a13_a15_sampled_log_probs_are_the_trainers(
         [*prompt, *completion.token_ids]
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
-    expected, _ = ranks.run(
-        layout, trainer_log_probs, tmp_path, layout, sequences, sampling.temperature
-    )
+    shares = ranks.run(layout, trainer_log_probs, tmp_path, layout, sequences, sampling.temperature)
+    expected = gather_rows(layout, shares)
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         own = expected[row, len(prompt) : len(sequences[row])]
         assert (torch.tensor(completion.log_probs) - own).abs().max() < 1e-4
