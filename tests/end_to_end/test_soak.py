@@ -137,8 +137,11 @@ def run(service: ServiceProcess, client: Client, document: object, kill: bool) -
     return client.metrics(job.id)
 
 
-def test_twenty_kills(service: ServiceProcess, model_root: Path, rows: Path) -> None:
-    """Four of them in the suite, for time; PLANISH_SOAK_KILLS=20 runs all."""
+@pytest.mark.timeout(2400)
+def test_a_job_that_is_killed_again_and_again_ends_like_a_calm_one(
+    service: ServiceProcess, model_root: Path, rows: Path
+) -> None:
+    """Four kills in the suite, for time; PLANISH_SOAK_KILLS=20 makes them twenty."""
     plan = {
         "parallel": {"dp": 2},
         "training": {"steps": STEPS, "global_batch_size": ROWS_A_STEP, "max_length": 64},
