@@ -129,7 +129,7 @@ class Loop:
 
     def _run(self) -> None:
         spec, total = self.context.spec, self.source.total_steps
-        self._resume()
+        self._go_on_from(self.workers.checkpoints.load_latest())
         if self.source.online:
             self._sync()
         if self.step == 0 and spec.evaluation.at_start:
@@ -215,7 +215,9 @@ class Loop:
         """
         policy = self.guard.policy(refused)
         left_out = set(self.guard.left_out)
-        if policy == "rewind" and self._resume():
+        state = self.workers.checkpoints.load_latest() if policy == "rewind" else None
+        if state is not None:
+            self._go_on_from(state)
             action = f"the job goes back to step {self.step} and leaves this one out"
             self.guard.left_out |= left_out
         else:
@@ -311,16 +313,14 @@ class Loop:
         self.recorder.record("evaluation", data, step=self.step)
         self._evaluations.append(data)
 
-    def _resume(self) -> bool:
-        """Goes on from the newest checkpoint; False where there is none, and so from the start."""
-        state = self.workers.checkpoints.load_latest()
+    def _go_on_from(self, state: Mapping[str, Any] | None) -> None:
+        """Puts the loop where the workers' newest checkpoint is; None is the start."""
         self.recorder.replay()
         self._synced = None
         self._evaluations.clear()
         self.step = 0 if state is None else int(state["step"])
         self.source.restore(self._start if state is None else state["source"])
         self.guard.restore(None if state is None else state.get("faults"))
-        return state is not None
 
     def _save(self, *, required: bool) -> None:
         self._progress(self.step, "checkpoint", always=True)

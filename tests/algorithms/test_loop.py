@@ -272,7 +272,20 @@ def test_a_rewind_without_a_checkpoint_leaves_the_step_out(
     policy.breaks_at = {2, 3}
     assert run(context, _workers(policy, tmp_path / "c"), chatml, recorder) == 3
     assert "it is left out" in recorder.of("warning")[0]["message"]
-    assert [m.get("left_out") for m in recorder.of("metrics")] == [None, 1, None]
+    metrics = recorder.of("metrics")
+    assert [m.get("left_out") for m in metrics] == [None, 1, None]
+    # No row is drawn twice: the data goes on where it was, and not from the start.
+    assert [m["data_start"] for m in metrics] == [0, 4, 8]
+
+
+def test_steps_that_are_left_out_count_without_a_checkpoint_too(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _with_faults(_sft(tmp_path, steps=4), on_nan="rewind", max_skipped=1)
+    policy, recorder = _policy(context, chatml), EventList()
+    policy.breaks_at = {1, 2, 3, 4}  # the first two steps
+    with pytest.raises(JobFailure, match="2 steps in a row went wrong"):
+        run(context, _workers(policy, tmp_path / "c"), chatml, recorder)
 
 
 def test_a_loop_that_lost_its_workers_goes_on_from_the_checkpoint(
