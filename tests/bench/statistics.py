@@ -15,15 +15,15 @@ class Ratio:
     Attributes:
         median: of the pairs' ratios.
         low, high: their 10% and 90% quantiles.
-        ours, peer: median seconds.
+        our_seconds, peer_seconds: medians.
         peer_spread: (90% - 10% quantile) / median of the peer's own seconds.
     """
 
     median: float
     low: float
     high: float
-    ours: float
-    peer: float
+    our_seconds: float
+    peer_seconds: float
     peer_spread: float
 
     @classmethod
@@ -43,8 +43,8 @@ class Ratio:
             median=median(theirs / own for own, theirs in zip(ours, peer, strict=True)),
             low=low,
             high=high,
-            ours=median(ours),
-            peer=median(peer),
+            our_seconds=median(ours),
+            peer_seconds=median(peer),
             peer_spread=(_tails(peer)[1] - _tails(peer)[0]) / median(peer),
         )
 

@@ -64,7 +64,9 @@ def test_a_faster_side_is_seen_to_be_faster() -> None:
     assert entry["median"] > 1.2
     assert entry["holds"]
     assert entry["share_of_limit"] == pytest.approx(0.25)
-    assert (entry["id"], entry["name"], entry["pairs"]) == ("B0", "adding", 3)
+    assert (entry["id"], entry["name"], entry["peer"]) == ("B0", "adding", "a loop")
+    assert entry["pairs"] == 3
+    assert entry["peer_seconds"] > entry["our_seconds"]
     assert len(said) == 3
     [turned] = measure.run(benchmark(slow, fast), pairs=2, force=True)
     assert turned["median"] < 1

@@ -9,7 +9,7 @@ def test_ratios_are_of_pairs_and_not_of_medians() -> None:
     ratio = Ratio.of(ours=[1.0, 2.0, 4.0], peer=[3.0, 4.0, 16.0])
     assert ratio.median == 3.0  # of 3, 2 and 4; medians would give 2
     assert (ratio.low, ratio.high) == pytest.approx((2.2, 3.8))
-    assert (ratio.ours, ratio.peer) == (2.0, 4.0)
+    assert (ratio.our_seconds, ratio.peer_seconds) == (2.0, 4.0)
 
 
 def test_the_spread_is_the_peers_own() -> None:
