@@ -18,16 +18,16 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="report on a busy machine, marked so")
     arguments = parser.parse_args()
     subprocess.run([measure.ROOT / "scripts" / "bench_peers.sh"], check=True)
-    known = {(entry["id"], entry["name"]) for entry in report.read()}
+    known = {report.key(entry) for entry in report.read()}
     failed = False
     for benchmark in catalogue.BENCHMARKS:
         wanted = not arguments.only or {benchmark.id, benchmark.case} & set(arguments.only)
-        done = all((benchmark.id, row.name) in known for row in benchmark.rows)
+        done = all((benchmark.id, row.name, row.peer) in known for row in benchmark.rows)
         if not wanted or (arguments.missing and done):
             continue
         try:
             entries = measure.run(benchmark, pairs=arguments.pairs, force=arguments.force, say=_say)
-        except (measure.TooNoisy, Unequal, RuntimeError) as error:
+        except (Unequal, RuntimeError) as error:
             _say(f"{benchmark.id} {benchmark.case}: not reported. {error}")
             failed = True
             continue

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -77,7 +78,7 @@ def start(side: Side, case: Path) -> Result:
     """One run of a side, in a process of its own.
 
     Raises:
-        RuntimeError: it failed, or its environment is missing.
+        RuntimeError: it failed, took too long, or its environment is missing.
     """
     python = sys.executable if side.python == "planish" else str(PEERS)
     if not Path(python).exists():
@@ -92,15 +93,18 @@ def start(side: Side, case: Path) -> Result:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    done = subprocess.run(
-        [*command, str(out)],
-        cwd=case,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_SIDE_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*command, str(out)],
+            cwd=case,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_SIDE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{side.module} was not done after {error.timeout} seconds") from error
     if done.returncode or not out.exists():
         raise RuntimeError(f"{side.module} failed:\n{done.stderr[-3000:]}")
     result: Result = json.loads(out.read_text(encoding="utf-8"))
@@ -159,9 +163,7 @@ def _entry(
 def _share(row: Row, ratio: Ratio, ours: list[Result]) -> float | None:
     """How much of what the machine could do at most is reached."""
     if row.limit is not None:
-        shares = sorted(r["seconds"][row.limit] / r["seconds"][row.ours] for r in ours)
-        share: float = shares[len(shares) // 2]
-        return share
+        return median(r["seconds"][row.limit] / r["seconds"][row.ours] for r in ours)
     if row.limit_ratio is not None:
         return ratio.median / float(ours[0][row.limit_ratio])
     return None

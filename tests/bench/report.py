@@ -26,6 +26,11 @@ def read(path: Path = JSON) -> list[dict[str, Any]]:
     return entries
 
 
+def key(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What tells an entry from all others."""
+    return entry["id"], entry["name"], entry["peer"]
+
+
 def record(entries: Sequence[Mapping[str, Any]], *, path: Path = JSON, page: Path = PAGE) -> None:
     """Puts entries into the report in the place of older ones of the same name, and rewrites the
     page's table."""
@@ -35,9 +40,9 @@ def record(entries: Sequence[Mapping[str, Any]], *, path: Path = JSON, page: Pat
         "machine": _processor(),
         "versions": {**_versions(), **_peers()},
     }
-    merged = {(e["id"], e["name"], e["peer"]): e for e in read(path)}
-    merged |= {(e["id"], e["name"], e["peer"]): {**_rounded(e), **stamp} for e in entries}
-    ordered = [merged[key] for key in sorted(merged)]
+    merged = {key(entry): entry for entry in read(path)}
+    merged |= {key(entry): {**_rounded(entry), **stamp} for entry in entries}
+    ordered = [merged[one] for one in sorted(merged)]
     path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
     text = page.read_text(encoding="utf-8")
     page.write_text(with_table(text, ordered), encoding="utf-8")

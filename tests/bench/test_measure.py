@@ -18,6 +18,12 @@ TINY_MODEL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else runs beside the tests changes nothing, and is not waited for."""
+    monkeypatch.setattr(measure.psutil, "cpu_percent", lambda **_: 0.0)
+
+
 def greet(case: Path) -> None:
     (case / "greeting").write_text("hello", encoding="utf-8")
 
@@ -86,6 +92,12 @@ def test_a_side_that_fails_says_why() -> None:
             benchmark(replace(addition("sum", 1), options={"way": "sum"}), addition("sum", 1)),
             force=True,
         )
+
+
+def test_a_side_that_hangs_is_a_side_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_SIDE_SECONDS", 0.01)
+    with pytest.raises(RuntimeError, match=r"addition was not done after 0\.01 seconds"):
+        measure.run(benchmark(addition("sum", 1), addition("sum", 1)), force=True)
 
 
 def test_a_busy_machine_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
