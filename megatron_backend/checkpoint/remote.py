@@ -11,11 +11,13 @@ they are taken out of the driver's environment before ranks, Ray or a user's env
 Free of torch.
 """
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -112,13 +114,12 @@ class _Transfer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
+            process_group=0,  # a SIGTERM to the driver's group leaves it time to finish
         )
         assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode())
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it died already; `answer` says so
+        with suppress(BrokenPipeError):  # it died already; `answer` says so
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()  # and stays open: its end is the driver's
 
     @property
     def running(self) -> bool:
@@ -130,15 +131,20 @@ class _Transfer:
         Raises:
             OSError: the storage refused, or the process was killed.
         """
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._process.stdout as stdout:
             text = stdout.read()
         code = self._process.wait()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        # Any number that says "storage": an attempt that ends for it is one that is tried again.
         if code != 0:
-            raise OSError(f"the process that copies to the storage ended with code {code}")
+            words = f"the process that copies to the storage ended with code {code}"
+            raise OSError(errno.EIO, words)
         answer: dict[str, Any] = json.loads(text)
         if "error" in answer:
-            raise OSError(f"{self.request['url']}: {answer['error']}")
+            raise OSError(errno.EIO, f"{self.request['url']}: {answer['error']}")
         return answer
 
 

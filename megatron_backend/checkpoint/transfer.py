@@ -2,9 +2,12 @@
 
     python -m megatron_backend.checkpoint.transfer < REQUEST
 
-REQUEST is JSON: {"do": "list" | "upload" | "download", "url": ..., ...}. The answer on stdout is
-JSON too, what was asked for or {"error": message}. Where the storage is and who may use it comes
-from the environment, as botocore reads it (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...).
+REQUEST is one line of JSON: {"do": "list" | "upload" | "download", "url": ..., ...}. The answer on
+stdout is JSON too, what was asked for or {"error": message}. Where the storage is and who may use
+it comes from the environment, as botocore reads it (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...).
+
+stdin stays open as long as the driver lives. When it ends so does this process: the next attempt
+would delete, in the folder and in the storage, what this one is at.
 
 A checkpoint in the storage is a prefix `step-XXXXXXXX/`, whole once its manifest is there: that is
 uploaded last, and deleted first.
@@ -14,6 +17,8 @@ import json
 import os
 import re
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +49,8 @@ class Storage:
         names = (_STEP.fullmatch(path.split("/")[-2]) for path in manifests_there)
         return sorted(int(name[1]) for name in names if name)
 
-    def upload(self, folder: Path) -> None:
-        """Copies a published checkpoint, the manifest last."""
+    def upload(self, folder: Path, check: Callable[[], None]) -> None:
+        """Copies a published checkpoint, the manifest last; `check` raises where it may not."""
         target = f"{self._root}/{folder.name}"
         if self._files.exists(f"{target}/{manifests.NAME}"):  # the step is saved again
             self._delete(folder.name)
@@ -53,6 +58,7 @@ class Storage:
         self._files.put(
             [str(folder / name) for name in names], [f"{target}/{name}" for name in names]
         )
+        check()
         self._files.put_file(str(folder / manifests.NAME), f"{target}/{manifests.NAME}")
 
     def download(self, step: int, folder: Path) -> None:
@@ -98,11 +104,16 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             storage.download(request["step"], Path(request["folder"]))
             return {}
         case "upload":
-            newest = read_fence(Path(request["job_dir"]))
-            if newest > request["attempt"]:
-                raise PermissionError(f"attempt {newest} of this job has taken over")
+
+            def check() -> None:
+                newest = read_fence(Path(request["job_dir"]))
+                if newest > request["attempt"]:
+                    raise PermissionError(f"attempt {newest} of this job has taken over")
+
             best = request["best"]
-            storage.upload(Path(request["folder"]))
+            check()
+            storage.upload(Path(request["folder"]), check)
+            check()
             storage.retire(
                 Retention(
                     last=request["last"],
@@ -116,7 +127,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    request = json.load(sys.stdin)
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_driver, daemon=True).start()
     try:
         answer = _answer(request)
     except Exception as error:  # whatever a driver of a storage raises: it goes to the caller
@@ -124,6 +136,11 @@ def main() -> None:
     json.dump(answer, sys.stdout)
     sys.stdout.flush()
     os._exit(0)  # threads of the storage's driver are not waited for
+
+
+def _end_with_driver() -> None:
+    sys.stdin.read()
+    os._exit(1)
 
 
 if __name__ == "__main__":

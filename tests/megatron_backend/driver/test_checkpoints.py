@@ -151,10 +151,15 @@ def drained(saves: Saves, step: int) -> None:
 
 def flushes() -> list[psutil.Process]:
     """The processes that write staged files of this one."""
+    return children("megatron_backend.checkpoint.flush")
+
+
+def children(module: str) -> list[psutil.Process]:
+    """The processes of this one that run a module."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # a zombie, which has no command line any more
-            if "megatron_backend.checkpoint.flush" in child.cmdline():
+            if module in child.cmdline():
                 found.append(child)
     return found
 
@@ -453,3 +458,40 @@ def test_d20_a_copy_that_the_storage_refuses(open_saves: Callable[..., Saves], b
     with pytest.raises(JobFailure, match="2 in a row"):
         saves.checkpoints.drain()
     bucket.create()
+
+
+COPYING = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.megatron_backend.driver.test_checkpoints import Saves, children
+saves = Saves(Path(sys.argv[1]), storage="s3://planish-tests/runs")
+saves.save(1)
+(copy,) = children("megatron_backend.checkpoint.transfer")
+copy.suspend()
+print(copy.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_copy_ends_with_its_driver(bucket: Any, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    run = subprocess.run(
+        [sys.executable, "-c", COPYING, str(job)], stdout=subprocess.PIPE, check=False
+    )
+    assert run.returncode == -signal.SIGKILL
+    assert (job / "checkpoints" / "latest").read_text() == "step-00000001\n"
+    orphan = psutil.Process(int(run.stdout))
+    orphan.resume()
+    assert not psutil.wait_procs([orphan], timeout=60)[1]
+    assert copies(bucket) == {}
+
+
+def test_a_copy_outlives_a_signal_to_the_drivers_group(
+    open_saves: Callable[..., Saves], bucket: Any
+) -> None:
+    saves = open_saves(storage="s3://planish-tests/runs")
+    saves.save(1)
+    (copy,) = children("megatron_backend.checkpoint.transfer")
+    assert os.getpgid(copy.pid) != os.getpgrp()
+    saves.checkpoints.drain()
+    assert list(copies(bucket)) == ["step-00000001"]
