@@ -19,8 +19,8 @@ from service.api.resources import (
 from service.api.views import job_resource, job_summary
 from service.artifacts import checkpoints
 from service.catalogue import CatalogueUnavailable
-from service.jobs import ApiKey, JobFolder, JobState, new_job_id
-from service.spec import JobContext, JobSpec
+from service.jobs import ApiKey, Job, JobFolder, JobState, new_job_id
+from service.spec import JobSpec
 from service.store import Idempotency, IdempotencyConflict
 from service.validation.resume import put_aside, put_back, read_submission
 from service.validation.submit import AcceptedJob
@@ -72,12 +72,7 @@ def _submit(
         job = service.store.jobs.replay(idempotency, document) if idempotency else None
         created = job is None
         if job is None:
-            context = _prepare(service, accept_job(service, spec))
-            job, created = service.store.jobs.create(
-                context, document, created_by=caller.id, idempotency=idempotency
-            )
-            if not created:  # another request with the same key was faster
-                put_back(JobFolder(service.settings.jobs_dir / context.job_id))
+            job, created = _create(service, spec, document, caller, idempotency)
     except IdempotencyConflict as error:
         raise Refusal(
             HTTPStatus.CONFLICT,
@@ -95,13 +90,28 @@ async def read_job(service: ServiceContext, request: Request) -> JobSpec:
     return await to_thread.run_sync(read_submission, body, service.store, limiter=service.checking)
 
 
-def _prepare(service: ServiceContext, accepted: AcceptedJob) -> JobContext:
-    """Gives a job its id, and puts aside for it what it goes on from."""
-    job_id = new_job_id()
-    if accepted.resume is None:
-        return accepted.context(job_id)
-    folder = JobFolder(service.settings.jobs_dir / job_id)
-    return accepted.context(job_id, put_aside(accepted.resume, folder))
+def _create(
+    service: ServiceContext,
+    spec: JobSpec,
+    document: dict[str, Any],
+    caller: ApiKey,
+    idempotency: Idempotency | None,
+) -> tuple[Job, bool]:
+    """Stores a new job, and puts aside for it what it goes on from."""
+    accepted = accept_job(service, spec)
+    folder = JobFolder(service.settings.jobs_dir / new_job_id())
+    resumed = put_aside(accepted.resume, folder) if accepted.resume is not None else None
+    context = accepted.context(folder.path.name, resumed)
+    try:
+        job, created = service.store.jobs.create(
+            context, document, created_by=caller.id, idempotency=idempotency
+        )
+    except IdempotencyConflict:
+        put_back(folder)
+        raise
+    if not created:  # another request with the same key was faster
+        put_back(folder)
+    return job, created
 
 
 def accept_job(service: ServiceContext, spec: JobSpec) -> AcceptedJob:

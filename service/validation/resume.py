@@ -125,8 +125,10 @@ def put_aside(resume: FoundResume, folder: JobFolder) -> ResumedCheckpoint:
         for name in ("manifest.json", *manifest["files"]):
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             _link(resume.folder / name, fresh / name)
-    except FileNotFoundError:
+    except OSError as error:  # a full disk, where files must be copied
         put_back(folder)
+        if not isinstance(error, FileNotFoundError):
+            raise
         problem = FieldProblem(
             field="resume.step",
             message=f"the job {resume.job} has just deleted its checkpoint of step {resume.step}",

@@ -1,5 +1,6 @@
 """Going on with another job: `resume` of a job's document."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 from service.jobs import JobState
 from service.spec import JobContext
+from service.store import IdempotencyConflict
+from service.validation import resume
 from tests.service.model_folders import CONFIG, write_tokenizer
 from tests.service.running_service import RunningService
 from tests.service.validation.test_submit import refused
@@ -99,6 +102,27 @@ def test_the_checkpoint_outlives_its_job(service: RunningService, earlier: dict[
     linked = {p.relative_to(ours.parent): p.stat() for p in ours.rglob("*")}
     assert linked.keys() == theirs.keys()
     assert all(linked[p].st_ino == theirs[p].st_ino for p in linked if (ours.parent / p).is_file())
+
+
+def test_nothing_is_left_of_a_job_that_is_not_stored(
+    service: RunningService, earlier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any, **_fields: Any) -> None:
+        raise IdempotencyConflict("key", earlier["id"])
+
+    def full(*_args: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    folders = sorted(service.settings.jobs_dir.iterdir())
+    document = {"name": "next", "resume": {"job": earlier["id"]}}
+    for place, name, fault, status in (
+        (service.store.jobs, "create", refuse, 409),
+        (resume, "_link", full, 500),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, fault)
+            assert service.http.post("/v1/jobs", json=document).status_code == status
+        assert sorted(service.settings.jobs_dir.iterdir()) == folders
 
 
 def test_a_whole_document_may_resume_too(service: RunningService, earlier: dict[str, Any]) -> None:
