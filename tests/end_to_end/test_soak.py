@@ -11,42 +11,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from megatron_backend.checkpoint import manifest
 from service.api.resources import MetricsRow
 from service.client import Client
 from tests.end_to_end.conftest import ROWS_A_STEP, sft_job
+from tests.end_to_end.job_processes import processes
 from tests.end_to_end.service_process import ServiceProcess
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        "PLANISH_SOAK_KILLS" not in os.environ,
-        reason="takes many minutes: set PLANISH_SOAK_KILLS (4 kills each kind once)",
-    ),
-]
+pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("PLANISH_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("PLANISH_SOAK_SEED", "1"))
 STEPS = 100 + 40 * KILLS
 FIRST = ("rank", "raylet", "rank", "driver")
 """Each kind once, whatever the seed; what comes after is drawn."""
-MARKS = {"rank": "ray::RankActor", "driver": "-m megatron_backend", "raylet": "raylet/raylet "}
-
-
-def processes(job: str, target: str) -> list[psutil.Process]:
-    """The job's processes of that kind."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or []) + " "
-        try:
-            if MARKS[target] in line and process.environ().get("PLANISH_JOB_ID") == job:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
 
 
 class Watch:
