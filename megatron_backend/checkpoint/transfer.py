@@ -52,8 +52,11 @@ class Storage:
     def upload(self, folder: Path, check: Callable[[], None]) -> None:
         """Copies a published checkpoint, the manifest last; `check` raises where it may not."""
         target = f"{self._root}/{folder.name}"
-        if self._files.exists(f"{target}/{manifests.NAME}"):  # the step is saved again
-            self._delete(folder.name)
+        if self._files.exists(f"{target}/{manifests.NAME}"):
+            there = self._files.cat_file(f"{target}/{manifests.NAME}")
+            if there == (folder / manifests.NAME).read_bytes():
+                return  # an attempt before this one has copied it
+            self._delete(folder.name)  # the step was saved again
         names = manifests.file_names(folder)
         self._files.put(
             [str(folder / name) for name in names], [f"{target}/{name}" for name in names]
@@ -69,14 +72,18 @@ class Storage:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             self._files.get_file(f"{source}/{name}", str(folder / name))
 
-    def retire(self, retention: Retention) -> None:
-        """Deletes the checkpoints that need not stay, and what failed uploads left behind."""
-        scores = {step: self._score(step) for step in self.steps()}
-        kept = {_name(step) for step in retention.kept(scores)}
+    def retire(self, retention: Retention, *, newest: int) -> None:
+        """Deletes the checkpoints that need not stay, and what failed uploads left behind.
+
+        Those after `newest` are damaged, or the job would have gone on from them; they neither go
+        nor count, as in the folder.
+        """
+        scores = {step: self._score(step) for step in self.steps() if step <= newest}
+        kept = retention.kept(scores)
         for path in self._files.ls(self._root, detail=False):
-            name = path.rsplit("/", 1)[-1]
-            if _STEP.fullmatch(name) and name not in kept:
-                self._delete(name)
+            found = _STEP.fullmatch(path.rsplit("/", 1)[-1])
+            if found and int(found[1]) <= newest and int(found[1]) not in kept:
+                self._delete(found[0])
 
     def _score(self, step: int) -> float | None:
         text = self._files.cat_file(f"{self._root}/{_name(step)}/{manifests.NAME}").decode()
@@ -110,16 +117,17 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
                 if newest > request["attempt"]:
                     raise PermissionError(f"attempt {newest} of this job has taken over")
 
-            best = request["best"]
+            best, folder = request["best"], Path(request["folder"])
             check()
-            storage.upload(Path(request["folder"]), check)
+            storage.upload(folder, check)
             check()
             storage.retire(
                 Retention(
                     last=request["last"],
                     every=request["every"],
                     best=None if best is None else BestSpec.model_validate(best),
-                )
+                ),
+                newest=manifests.read(folder).step,
             )
             return {}
         case unknown:

@@ -22,7 +22,7 @@ from algorithms.errors import JobFailure
 from megatron_backend.checkpoint import contents, hf_files
 from megatron_backend.checkpoint.hashed_file import FileEntry
 from megatron_backend.checkpoint.publish import Published
-from megatron_backend.checkpoint.remote import Upload
+from megatron_backend.checkpoint.remote import RemoteCheckpoints, Upload
 from megatron_backend.checkpoint.retention import Retention, score_of
 from megatron_backend.checkpoint.staging import Written
 from megatron_backend.driver.job import Job
@@ -79,6 +79,8 @@ class JobCheckpoints:
         self._store, self._remote, self._newest = start.store, start.remote, start.newest
         self._save: _Save | None = None
         self._missed = 0
+        if self._remote is not None and self._newest is not None:
+            self._copy_again(self._remote, self._newest)
 
     @property
     def newest(self) -> Published | None:
@@ -203,6 +205,20 @@ class JobCheckpoints:
         else:
             save.failures = 0
             save.upload = self._remote.upload(published)
+
+    def _copy_again(self, remote: RemoteCheckpoints, newest: Published) -> None:
+        """Copies what an attempt before this one published, and may have died before copying."""
+        if newest.path.parent != self._store.root:  # another job's
+            return
+        self._save = _Save(
+            step=newest.manifest.step,
+            loop_state="",
+            score=newest.manifest.score,
+            required=False,
+            begun=time.monotonic(),
+            requested_at=time.time(),
+            upload=remote.upload(newest),
+        )
 
     def _uploaded(self, save: _Save, upload: Upload, *, wait: bool) -> None:
         try:

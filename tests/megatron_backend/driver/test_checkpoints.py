@@ -434,6 +434,9 @@ def test_a_job_without_its_disk_goes_on_from_the_storage(
     assert third.resumed() == 2
     (warning,) = third.events.of("warning")
     assert "step-00000004 is damaged" in warning["message"]
+    third.save(3)
+    third.checkpoints.drain()  # a damaged copy takes no place from a good one
+    assert list(copies(bucket)) == ["step-00000002", "step-00000003", "step-00000004"]
 
 
 def test_d20_a_copy_that_the_storage_refuses(open_saves: Callable[..., Saves], bucket: Any) -> None:
@@ -458,6 +461,28 @@ def test_d20_a_copy_that_the_storage_refuses(open_saves: Callable[..., Saves], b
     with pytest.raises(JobFailure, match="2 in a row"):
         saves.checkpoints.drain()
     bucket.create()
+
+
+def test_a_checkpoint_that_a_dead_driver_did_not_copy(
+    open_saves: Callable[..., Saves], bucket: Any
+) -> None:
+    saves = open_saves(storage="s3://planish-tests/runs", save_retries=0)
+    saves.save(1)
+    (copy,) = children("megatron_backend.checkpoint.transfer")
+    copy.kill()
+    saves.checkpoints.drain()
+    assert copies(bucket) == {}
+    credentials(bucket)
+    again = open_saves(attempt=2)
+    assert again.resumed() == 1
+    again.checkpoints.drain()
+    assert again.events.of("warning") == []
+    assert list(copies(bucket)) == ["step-00000001"]
+    (first, *_) = bucket.objects.all()
+    credentials(bucket)
+    third = open_saves(attempt=3)
+    third.checkpoints.drain()
+    assert next(iter(bucket.objects.all())).last_modified == first.last_modified  # not once more
 
 
 COPYING = """
