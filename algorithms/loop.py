@@ -215,7 +215,11 @@ class Loop:
         """
         policy = self.guard.policy(refused)
         left_out = set(self.guard.left_out)
-        state = self.workers.checkpoints.load_latest() if policy == "rewind" else None
+        state = None
+        if policy == "rewind":
+            # Else how far it goes back would depend on how fast the disk is.
+            self.workers.checkpoints.drain()
+            state = self.workers.checkpoints.load_latest()
         if state is not None:
             self._go_on_from(state)
             action = f"the job goes back to step {self.step} and leaves this one out"

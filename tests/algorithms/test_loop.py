@@ -2,7 +2,9 @@
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +264,38 @@ def test_a_step_that_goes_wrong_is_left_out(
     assert steps == [1, 2, 3, 4, *again, 5, 6]
     assert [m["data_start"] for m in recorder.of("metrics")[-2:]] == [16, 20]
     assert [m.get("left_out") for m in recorder.of("metrics")[-2:]] == [1, None]
+
+
+class SlowCheckpoints(FolderCheckpoints):
+    """A save is on its way until it is waited for, and given up by `load_latest`."""
+
+    _under_way: Callable[[], None] | None = None
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        self.drain()
+        self._under_way = partial(super().save, *args, **kwargs)
+
+    def drain(self) -> None:
+        if self._under_way is not None:
+            self._under_way()
+        self._under_way = None
+
+    def load_latest(self) -> Mapping[str, Any] | None:
+        self._under_way = None
+        return super().load_latest()
+
+
+def test_a_rewind_waits_for_the_checkpoint_that_is_on_its_way(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _with_faults(_sft(tmp_path, steps=6), on_nan="rewind")
+    policy, recorder = _policy(context, chatml), EventList()
+    policy.breaks_at = {4, 5}  # the step after the first checkpoint, twice
+    workers = _workers(policy, tmp_path / "c")
+    checkpoints = SlowCheckpoints(tmp_path / "c", policy)
+    assert run(context, replace(workers, checkpoints=checkpoints), chatml, recorder) == 6
+    (warning,) = recorder.of("warning")
+    assert "goes back to step 3" in warning["message"]
 
 
 def test_a_rewind_without_a_checkpoint_leaves_the_step_out(
