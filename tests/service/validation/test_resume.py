@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.jobs import JobState
+from service.jobs import JobFolder, JobState
 from service.spec import JobContext
 from service.store import IdempotencyConflict
 from service.validation import resume
@@ -107,22 +107,37 @@ def test_the_checkpoint_outlives_its_job(service: RunningService, earlier: dict[
 def test_nothing_is_left_of_a_job_that_is_not_stored(
     service: RunningService, earlier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_args: Any, **_fields: Any) -> None:
+    folders: list[Path] = []
+
+    def refuse(context: JobContext, *_args: Any, **_fields: Any) -> None:
+        folders.append(service.settings.jobs_dir / context.job_id)
+        assert folders[0].is_dir()
         raise IdempotencyConflict("key", earlier["id"])
+
+    monkeypatch.setattr(service.store.jobs, "create", refuse)
+    document = {"name": "next", "resume": {"job": earlier["id"]}}
+    assert service.http.post("/v1/jobs", json=document).status_code == 409
+    assert not folders[0].exists()
+
+
+def test_nothing_is_left_of_a_checkpoint_that_finds_no_room(
+    service: RunningService,
+    earlier: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    document = {"name": "next", "resume": {"job": earlier["id"]}}
+    spec = resume.read_submission(json.dumps(document).encode(), service.store)
+    found = service.context.validator.accept(spec).resume
+    assert found is not None
 
     def full(*_args: Any) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    folders = sorted(service.settings.jobs_dir.iterdir())
-    document = {"name": "next", "resume": {"job": earlier["id"]}}
-    for place, name, fault, status in (
-        (service.store.jobs, "create", refuse, 409),
-        (resume, "_link", full, 500),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(place, name, fault)
-            assert service.http.post("/v1/jobs", json=document).status_code == status
-        assert sorted(service.settings.jobs_dir.iterdir()) == folders
+    monkeypatch.setattr(resume, "_link", full)
+    with pytest.raises(OSError, match="no space left"):
+        resume.put_aside(found, JobFolder(tmp_path / "job"))
+    assert not (tmp_path / "job").exists()
 
 
 def test_a_whole_document_may_resume_too(service: RunningService, earlier: dict[str, Any]) -> None:
