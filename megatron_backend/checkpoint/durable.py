@@ -1,17 +1,11 @@
-"""Writing so that a crash of the process or of the machine leaves the old or the new, whole."""
+"""Durable writes of whole folders; `service.spec.durable` has those of single files."""
 
 import os
-import secrets
 from pathlib import Path
 
+from service.spec.durable import fsync_file, fsync_folders, replace_text, write_text
 
-def fsync_file(path: Path) -> None:
-    """Returns once a file's contents, or a folder's list of names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+__all__ = ["fsync_file", "fsync_folders", "fsync_tree", "move", "replace_text", "write_text"]
 
 
 def fsync_tree(folder: Path) -> None:
@@ -20,31 +14,6 @@ def fsync_tree(folder: Path) -> None:
         for name in names:
             fsync_file(Path(directory, name))
         fsync_file(Path(directory))
-
-
-def fsync_folders(folder: Path) -> None:
-    """`fsync_file` of a folder and of every folder in it, whose files are on disk already."""
-    for directory, _, _ in os.walk(folder, topdown=False):
-        fsync_file(Path(directory))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a new file and returns once it is on disk (its name in the folder is not yet)."""
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Gives a file new contents in one atomic step, durably."""
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        write_text(fresh, text)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
-    fsync_file(path.parent)
 
 
 def move(source: Path, target: Path) -> None:

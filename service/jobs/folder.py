@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from service.spec import JobContext, Outcome, Reason
+from service.spec.durable import fsync_file, replace_text, write_text
 from service.spec.fence import raise_fence, read_fence
 
 
@@ -43,21 +44,21 @@ class AttemptFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.token_path.exists():
             fresh = self.path / f".token-{secrets.token_hex(8)}"
-            _write_synced(fresh, secrets.token_urlsafe(32), mode=0o600)
+            write_text(fresh, secrets.token_urlsafe(32), mode=0o600)
             try:
                 os.link(fresh, self.token_path)  # fails where another reconciler was first
             except FileExistsError:
                 pass
             finally:
                 fresh.unlink()
-            _sync_folder(self.path)
+            fsync_file(self.path)
         return self.token_path.read_text(encoding="utf-8")
 
     def write_stop(self, reason: Reason) -> None:
         """Tells the driver why it is about to be asked to end; the first reason stays."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "stop").exists():
-            _replace(self.path / "stop", f"{reason}\n")
+            replace_text(self.path / "stop", f"{reason}\n")
 
     def outcome(self) -> Outcome | None:
         """What the driver said as its last act; null where it said nothing.
@@ -96,12 +97,12 @@ class JobFolder:
     def write_context(self, context: JobContext) -> None:
         """Writes context.json, all that a driver needs to know."""
         self.path.mkdir(parents=True, exist_ok=True)
-        _replace(self.path / "context.json", context.model_dump_json(indent=2) + "\n")
+        replace_text(self.path / "context.json", context.model_dump_json(indent=2) + "\n")
 
     def write_endpoint(self, base_url: str) -> None:
         """Writes the address under which workers reach the service."""
         self.path.mkdir(parents=True, exist_ok=True)
-        _replace(self.path / "endpoint", base_url + "\n")
+        replace_text(self.path / "endpoint", base_url + "\n")
 
     def fence(self) -> int:
         """Number of the newest attempt; 0 before the first."""
@@ -115,26 +116,3 @@ class JobFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         raise_fence(self.path, attempt)
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    _write_synced(fresh, text, mode=0o644)
-    os.replace(fresh, path)
-    _sync_folder(path.parent)
-
-
-def _write_synced(path: Path, text: str, *, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

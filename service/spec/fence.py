@@ -16,11 +16,12 @@ that vanished keeps such a lock until the server's lease for it is over, about 9
 
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from service.spec.durable import replace_text
 
 LOCK_WAIT_SECONDS = 120.0
 """A publish holds the lock for a few renames; longer means that its process is stopped, or that
@@ -52,7 +53,7 @@ def raise_fence(job_dir: Path, attempt: int) -> int:
     with fence_lock(job_dir):
         newest = read_fence(job_dir)
         if newest < attempt:
-            _replace(job_dir / "fence", f"{attempt}\n")
+            replace_text(job_dir / "fence", f"{attempt}\n")
         return max(newest, attempt)
 
 
@@ -91,17 +92,3 @@ def exclusive_lock(path: Path, *, wait_seconds: float) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    with fresh.open("x", encoding="ascii") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

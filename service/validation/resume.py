@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 
 from service.jobs import Job, JobFolder
 from service.spec import JobSpec, ModelSource, ResumedCheckpoint, ResumeSpec
+from service.spec.durable import fsync_file, fsync_folders
 from service.store import NotFound, Store
 from service.validation.document import read_job_spec
 from service.validation.model import FoundModel, ModelFinder
@@ -137,8 +138,7 @@ def put_aside(resume: FoundResume, folder: JobFolder) -> ResumedCheckpoint:
         raise InvalidRequest([problem]) from None
     target.parent.mkdir(exist_ok=True)
     os.rename(fresh, target)
-    for place, _, _ in os.walk(folder.path, topdown=False):
-        _sync(Path(place))
+    fsync_folders(folder.path)
     return ResumedCheckpoint(job=resume.job, step=resume.step, checkpoint=str(target))
 
 
@@ -245,12 +245,4 @@ def _link(source: Path, target: Path) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copyfile(source, target)
-        _sync(target)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_file(target)
