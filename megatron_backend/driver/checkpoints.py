@@ -11,6 +11,7 @@ the save is missed: a `warning` says so, `latest` stays where it was, and traini
 more than `checkpoint.max_missed` saves in a row were missed or the job's last one was.
 """
 
+import errno
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from algorithms.errors import JobFailure
 from megatron_backend.checkpoint import contents, hf_files
 from megatron_backend.checkpoint.hashed_file import FileEntry
+from megatron_backend.checkpoint.manifest import CorruptCheckpoint
 from megatron_backend.checkpoint.publish import Published
 from megatron_backend.checkpoint.remote import RemoteCheckpoints, Upload
 from megatron_backend.checkpoint.retention import Retention, score_of
@@ -171,6 +173,8 @@ class JobCheckpoints:
             self._publish(save, save.staged, files)
         except OSError as error:
             self._failed(save, error)
+        except CorruptCheckpoint as error:  # the storage took the files, and has them no more
+            self._failed(save, OSError(errno.EIO, str(error)))
 
     def _publish(self, save: _Save, staged: Path, files: Mapping[str, FileEntry]) -> None:
         (staged / contents.LOOP_STATE).write_text(save.loop_state, encoding="utf-8")

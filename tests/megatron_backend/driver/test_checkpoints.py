@@ -309,6 +309,19 @@ def test_the_storage_is_better_at_the_second_try(open_saves: Callable[..., Saves
     assert saves.resumed() == 2
 
 
+def test_the_storage_loses_a_file(open_saves: Callable[..., Saves]) -> None:
+    saves = open_saves(async_save=True, save_retries=1)
+    drained(saves, 1)
+    saves.save(2)
+    while flushes():
+        time.sleep(0.05)
+    (staged,) = saves.root.glob(".tmp-*")
+    (staged / "state" / "__1_0.distcp").unlink()
+    saves.checkpoints.drain()
+    assert saves.events.of("warning") == []
+    assert saves.resumed() == 2
+
+
 def test_the_last_save_must_not_be_missed(open_saves: Callable[..., Saves]) -> None:
     saves = open_saves(save_retries=0, max_missed=10)
     with small_files(), pytest.raises(JobFailure, match="would have been the job's result"):
