@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from service.spec.fence import exclusive_lock, fence_lock, raise_fence, read_fence
-
-__all__ = ["Fence", "StaleAttempt", "exclusive_lock"]
+from service.spec.fence import fence_lock, raise_fence, read_fence
 
 
 class StaleAttempt(Exception):

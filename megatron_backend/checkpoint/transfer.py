@@ -26,6 +26,7 @@ import fsspec  # type: ignore[import-untyped]
 
 from megatron_backend.checkpoint import manifest as manifests
 from megatron_backend.checkpoint.manifest import CorruptCheckpoint, Manifest, RefusedCheckpoint
+from megatron_backend.checkpoint.publish import step_name
 from megatron_backend.checkpoint.retention import Retention
 from service.spec import BestSpec
 from service.spec.fence import read_fence
@@ -66,7 +67,7 @@ class Storage:
 
     def download(self, step: int, folder: Path) -> None:
         """Copies a checkpoint into an empty folder, the manifest last."""
-        source = f"{self._root}/{_name(step)}"
+        source = f"{self._root}/{step_name(step)}"
         found = [path.removeprefix(f"{source}/") for path in self._files.find(source)]
         for name in sorted(found, key=lambda name: name == manifests.NAME):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ class Storage:
                 self._delete(found[0])
 
     def _score(self, step: int) -> float | None:
-        text = self._files.cat_file(f"{self._root}/{_name(step)}/{manifests.NAME}").decode()
+        text = self._files.cat_file(f"{self._root}/{step_name(step)}/{manifests.NAME}").decode()
         try:
             return Manifest.from_json(text).score
         except (CorruptCheckpoint, RefusedCheckpoint):
@@ -96,10 +97,6 @@ class Storage:
         if self._files.exists(f"{self._root}/{name}/{manifests.NAME}"):
             self._files.rm_file(f"{self._root}/{name}/{manifests.NAME}")
         self._files.rm(f"{self._root}/{name}", recursive=True)
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Self
 
 from algorithms import loop
 from algorithms.protocols import Workers
-from megatron_backend.checkpoint.fence import Fence, StaleAttempt, exclusive_lock
+from megatron_backend.checkpoint.fence import Fence, StaleAttempt
 from megatron_backend.checkpoint.publish import Published
 from megatron_backend.driver.checkpoints import JobCheckpoints
 from megatron_backend.driver.export import export
@@ -18,6 +18,7 @@ from megatron_backend.driver.start import open_start
 from megatron_backend.driver.stop import StopSignal
 from megatron_backend.workers.ray_session import set_environment
 from service.spec import Outcome
+from service.spec.fence import exclusive_lock
 
 log = logging.getLogger("planish")
 
