@@ -140,7 +140,14 @@ class ModelConfig:
     @property
     def mlp_parameters(self) -> int:
         """Parameters of a layer's MLP, or of one expert."""
-        return 3 * self.hidden_size * (self.moe.ffn_size if self.moe else self.ffn_size)
+        return 3 * self.hidden_size * self.mlp_width[1]
+
+    @property
+    def mlp_width(self) -> tuple[str, int]:
+        """What the config calls the width of the MLP, or of one expert, and how much it is."""
+        if self.moe is None:
+            return "intermediate_size", self.ffn_size
+        return FAMILIES[self.family].expert_width, self.moe.ffn_size
 
     @property
     def norm_parameters(self) -> int:
@@ -168,10 +175,7 @@ class ModelConfig:
         Raises:
             ValueError: names the size that does not divide.
         """
-        ffn = ("intermediate_size", self.ffn_size)
-        if self.moe is not None:
-            ffn = ("moe_intermediate_size", self.moe.ffn_size)
-        for name, size in (("num_attention_heads", self.num_heads), ffn):
+        for name, size in (("num_attention_heads", self.num_heads), self.mlp_width):
             if size % tp:
                 raise ValueError(f"tp = {tp} does not divide {name} = {size}")
         if self.num_kv_heads % tp and tp % self.num_kv_heads:
@@ -224,7 +228,7 @@ def _read(
         activation=rules.activation,
         qkv_bias=rules.qkv_bias,
         qk_norm=rules.qk_norm,
-        moe=_experts(reader, family) if rules.experts else None,
+        moe=_experts(reader, family, rules) if rules.experts else None,
         sliding_window=window,
         layer_types=layer_types,
         zero_centered_norm=rules.gemma,
@@ -240,7 +244,7 @@ def _read(
     )
 
 
-def _experts(reader: ConfigReader, family: Family) -> MoeConfig:
+def _experts(reader: ConfigReader, family: Family, rules: FamilyRules) -> MoeConfig:
     """Mixtral and Qwen3-MoE name the same things differently."""
     mixtral = family == "mixtral"
     config = reader.config
@@ -249,7 +253,7 @@ def _experts(reader: ConfigReader, family: Family) -> MoeConfig:
     experts = MoeConfig(
         num_experts=reader.size(count),
         top_k=reader.size("num_experts_per_tok"),
-        ffn_size=reader.size("intermediate_size" if mixtral else "moe_intermediate_size"),
+        ffn_size=reader.size(rules.expert_width),
         norm_topk_prob=mixtral or reader.boolean("norm_topk_prob", False),
         aux_loss_coef=coefficient if reader.boolean("output_router_logits", False) else 0.0,
     )

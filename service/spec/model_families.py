@@ -41,6 +41,7 @@ class FamilyRules:
         window: transformers' sliding_window where the config has none.
         window_pattern: with `by_layer`: every so-manieth layer has full attention.
         experts: a mixture of experts takes the MLP's place.
+        expert_width: the setting that is the width of one expert.
         gemma: norms multiply by 1 + weight and stand behind each block too, embeddings are
             multiplied by sqrt(hidden_size).
         local_theta: base of the rotary embedding in layers with a window; None is the same base.
@@ -61,6 +62,7 @@ class FamilyRules:
     window: int | None = None
     window_pattern: int = 2
     experts: bool = False
+    expert_width: str = "moe_intermediate_size"
     gemma: bool = False
     local_theta: float | None = None
     attention_softcap: float | None = None
@@ -109,6 +111,7 @@ FAMILIES: dict[Family, FamilyRules] = {
         theta=1_000_000.0,
         windows="everywhere",
         experts=True,
+        expert_width="intermediate_size",
         fixed=(
             *_COMMON,
             _SILU,

@@ -231,10 +231,7 @@ def samples(spec: JobSpec) -> bool:
 def _tensor_parallel(field: str, tp: int, model: ModelConfig) -> list[FieldProblem]:
     """tp must divide heads and MLP; of KV heads it may also be a multiple, and ranks share one."""
     problems = []
-    mlp = ("intermediate_size", model.ffn_size)
-    if model.moe is not None:
-        mlp = ("moe_intermediate_size", model.moe.ffn_size)
-    for name, size in (("num_attention_heads", model.num_heads), mlp):
+    for name, size in (("num_attention_heads", model.num_heads), model.mlp_width):
         if size % tp:
             problems.append(
                 FieldProblem(

@@ -126,13 +126,12 @@ def _sides(model: ModelConfig, tp: int) -> list[tuple[str, int]]:
     """Rows and columns of a rank's matrices in one layer."""
     query = model.num_heads * model.head_dim
     key_value = 2 * model.num_kv_heads * model.head_dim
-    ffn = model.moe.ffn_size if model.moe else model.ffn_size
-    name = "moe_intermediate_size" if model.moe else "intermediate_size"
+    name, width = model.mlp_width
     return [
         ("hidden_size", model.hidden_size),
         ("query heads x head_dim / tp", query // tp),
         ("(query + key + value heads) x head_dim / tp", (query + key_value) // tp),
-        (f"{name} / tp", ffn // tp),
+        (f"{name} / tp", width // tp),
     ]
 
 

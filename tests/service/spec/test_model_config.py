@@ -220,3 +220,12 @@ def test_e05_layouts_that_do_not_divide_are_refused() -> None:
     experts.check_layout(tp=2, pp=1, ep=2)
     with pytest.raises(ValueError, match="ep = 3 does not divide num_experts = 4"):
         experts.check_layout(tp=1, pp=1, ep=3)
+
+
+def test_the_width_of_an_expert_has_the_name_that_its_config_gives_it() -> None:
+    widths = {name: ModelConfig.from_hf(config).mlp_width for name, config in CONFIGS.items()}
+    assert widths["qwen3_moe"] == ("moe_intermediate_size", 24)
+    assert widths["mixtral"] == ("intermediate_size", 48)
+    wide = ModelConfig.from_hf(CONFIGS["mixtral"] | {"intermediate_size": 49})
+    with pytest.raises(ValueError, match="tp = 2 does not divide intermediate_size = 49"):
+        wide.check_layout(tp=2, pp=1)
