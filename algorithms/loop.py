@@ -234,7 +234,7 @@ class Loop:
         )
 
     def _leave_out(self, samples: Samples, step: int) -> None:
-        """The step passes without an update."""
+        """The step passes; updates that it took before the one that went wrong stay."""
         self.step = step
         if self.source.online:
             self._sync()
