@@ -99,7 +99,11 @@ def shutdown() -> None:
     collected.
     """
     from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
+    # Megatron keeps angles in a cache of the class, by the module that made them: so it keeps the
+    # modules of models that are gone, and their process groups.
+    RotaryEmbedding.forward.cache_clear()
     parallel_state.destroy_model_parallel()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -1,12 +1,15 @@
 """Megatron's process groups stand where `Layout` says, and can be left and joined again."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from megatron_backend.runtime import distributed
+from service.spec import SftSpec
 from service.spec.layout import Coordinates, Layout
-from tests.megatron_backend.ranks import Ranks
+from tests.megatron_backend.ranks import Ranks, free_port
+from tests.megatron_backend.training.training_runs import random_batch, train
 
 
 def place(_rank: int) -> Coordinates:
@@ -77,6 +80,26 @@ def test_four_ranks_stand_where_the_layout_says(ranks: Ranks) -> None:
         Layout(tp=2, cp=2, ep=2),
     ):
         assert ranks.run(layout, place) == [layout.coordinates(rank) for rank in range(4)]
+
+
+def threads_left(rank: int, runs: int) -> list[int]:
+    """Threads of gloo's after each of several training runs in this process."""
+    distributed.shutdown()  # the harness has joined the ranks already
+    counts = []
+    for _ in range(runs):
+        distributed.initialize(Layout(), rank, address="127.0.0.1", port=free_port(), seed=1)
+        train(rank, "llama", Layout(), SftSpec(), [random_batch()], {})
+        distributed.shutdown()
+        names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
+        counts.append(sum(name.startswith("gloo") for name in names))
+    return counts
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
+def test_training_runs_leave_no_process_groups_behind(ranks: Ranks) -> None:
+    """Megatron itself keeps a few of the last ones until it makes others; no run adds to them."""
+    (counts,) = ranks.run(Layout(), threads_left, 3)
+    assert counts[0] == counts[1] == counts[2]
 
 
 def test_a_rank_that_is_not_in_the_layout_is_refused() -> None:
