@@ -50,8 +50,15 @@ async def plan_job(
 def _machines(
     spec: JobSpec, memory_gib: float | None, gpus_per_node: int | None, nodes: int | None
 ) -> Machines | None:
-    if memory_gib is None:
+    if memory_gib is None and gpus_per_node is None and nodes is None:
         return None
+    if memory_gib is None:
+        problem = FieldProblem(
+            field="gpu_memory_gib",
+            message="layouts are proposed for GPUs whose memory is known, and it is not given",
+            fix="ask with ?gpu_memory_gib=80 too, or leave gpus_per_node and nodes out",
+        )
+        raise InvalidRequest([problem])
     gpus = gpus_per_node or spec.resources.gpus_per_node
     if not gpus:
         problem = FieldProblem(

@@ -276,3 +276,12 @@ def test_proposals_need_to_know_how_many_gpus(service: RunningService) -> None:
     (error,) = answer.json()["errors"]
     assert error["field"] == "gpus_per_node"
     assert "?gpus_per_node=8" in error["fix"]
+
+
+@pytest.mark.parametrize("query", ["gpus_per_node=8", "nodes=2"])
+def test_proposals_need_to_know_the_memory_of_a_gpu(service: RunningService, query: str) -> None:
+    answer = service.http.post(f"/v1/jobs:plan?{query}", json=service.job_document())
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "gpu_memory_gib"
+    assert "?gpu_memory_gib=80" in error["fix"]
