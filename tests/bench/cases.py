@@ -8,7 +8,7 @@ import torch
 
 type Size = Literal["tiny", "7M", "50M"]
 
-_SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, int]] = {
     "tiny": {
         "vocab_size": 128,
         "hidden_size": 32,
@@ -49,7 +49,7 @@ def save_llama(size: Size, case: Path) -> None:
         eos_token_id=2,
         pad_token_id=0,
         initializer_range=0.05,
-        **_SIZES[size],
+        **SIZES[size],
     )
     transformers.utils.logging.disable_progress_bar()
     transformers.LlamaForCausalLM(config).save_pretrained(case / "model")
@@ -61,7 +61,7 @@ def save_rows(size: Size, case: Path, *, rows: int, median: int = 100, most: int
     lengths = torch.empty(rows).log_normal_(
         float(torch.tensor(median).log()), 0.8, generator=generator
     )
-    vocabulary = _SIZES[size]["vocab_size"]
+    vocabulary = SIZES[size]["vocab_size"]
     tokens = [
         torch.randint(3, vocabulary, (int(length),), generator=generator).tolist()
         for length in lengths.clamp(16, most)
@@ -72,7 +72,7 @@ def save_rows(size: Size, case: Path, *, rows: int, median: int = 100, most: int
 def save_prompts(size: Size, case: Path, *, count: int, length: int) -> None:
     """Random prompts of one length in `case`/prompts.json."""
     generator = torch.Generator().manual_seed(2)
-    prompts = torch.randint(3, _SIZES[size]["vocab_size"], (count, length), generator=generator)
+    prompts = torch.randint(3, SIZES[size]["vocab_size"], (count, length), generator=generator)
     (case / "prompts.json").write_text(json.dumps(prompts.tolist()), encoding="utf-8")
 
 

@@ -30,8 +30,14 @@ def _same_losses(ours: Result, peer: Result) -> None:
     require_close("losses", ours["losses"], peer["losses"], relative=1e-5)
 
 
-def _sft(**options: Any) -> dict[str, Any]:
-    return {"batch": _BATCH, "rate": _RATE, **options}
+def _our_sft(**options: Any) -> Side:
+    options = {"batch": _BATCH, "rate": _RATE, **options}
+    return Side(module=f"{_SIDES}.ours_sft", python="planish", options=options)
+
+
+def _trl_sft(**options: Any) -> Side:
+    options = {"batch": _BATCH, "rate": _RATE, **options}
+    return Side(module=f"{_SIDES}.trl_sft", python="peers", options=options)
 
 
 def sft_step(size: cases.Size, *, steps: int) -> Benchmark:
@@ -41,10 +47,8 @@ def sft_step(size: cases.Size, *, steps: int) -> Benchmark:
         case=f"B1-{size}",
         about=f"{steps} SFT steps of 16 rows after one, log-normal lengths (median 100), fp32",
         prepare=partial(_rows, size, steps),
-        ours=Side(
-            module=f"{_SIDES}.ours_sft", python="planish", options=_sft(steps=steps, packing=True)
-        ),
-        peer=Side(module=f"{_SIDES}.trl_sft", python="peers", options=_sft(steps=steps, packing=0)),
+        ours=_our_sft(steps=steps, packing=True),
+        peer=_trl_sft(steps=steps, packing=0),
         check=_same_losses,
         rows=(
             Row(
@@ -67,12 +71,8 @@ def packing(size: cases.Size, *, steps: int) -> Benchmark:
         case=f"B3-{size}",
         about=f"B1's rows, {steps} steps; the limit is padded tokens / real tokens",
         prepare=partial(_rows, size, steps),
-        ours=Side(
-            module=f"{_SIDES}.ours_sft", python="planish", options=_sft(steps=steps, packing=True)
-        ),
-        peer=Side(
-            module=f"{_SIDES}.ours_sft", python="planish", options=_sft(steps=steps, packing=False)
-        ),
+        ours=_our_sft(steps=steps, packing=True),
+        peer=_our_sft(steps=steps, packing=False),
         check=_same_losses,
         rows=(
             Row(
@@ -95,22 +95,13 @@ def packing_of_trl(size: cases.Size, *, steps: int) -> Benchmark:
     The two cut the rows into steps differently, so nothing is learned while it is timed (the
     learning rate is 0), and the loss of all rows together must be equal.
     """
-    options = {**_sft(steps=steps), "rate": 0.0}
     return Benchmark(
         id="B3",
         case=f"B3-{size}-TRL",
         about=f"B1's rows, all {steps + 1} steps; TRL packs lines of {_PACKED_LINE} tokens",
         prepare=partial(_rows, size, steps),
-        ours=Side(
-            module=f"{_SIDES}.ours_sft",
-            python="planish",
-            options={**options, "packing": True, "time_all": True},
-        ),
-        peer=Side(
-            module=f"{_SIDES}.trl_sft",
-            python="peers",
-            options={**options, "packing": _PACKED_LINE},
-        ),
+        ours=_our_sft(steps=steps, packing=True, rate=0.0, time_all=True),
+        peer=_trl_sft(steps=steps, packing=_PACKED_LINE, rate=0.0),
         check=_same_total,
         rows=(
             Row(

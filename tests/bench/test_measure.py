@@ -7,15 +7,7 @@ import pytest
 
 from tests.bench import catalogue, measure
 from tests.bench.benchmark import Benchmark, Result, Row, Side, Unequal, require_close, require_same
-
-TINY_MODEL = {
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-}
+from tests.bench.cases import SIZES
 
 
 @pytest.fixture(autouse=True)
@@ -127,8 +119,8 @@ def test_numbers_that_are_close_enough_are_equal() -> None:
     [
         catalogue.decode("tiny", target=1.0, count=3, length=8, new=6),
         catalogue.packing("tiny", steps=1),
-        catalogue.checkpoint(TINY_MODEL),
-        catalogue.weight_sync(TINY_MODEL),
+        catalogue.checkpoint(SIZES["tiny"]),
+        catalogue.weight_sync(SIZES["tiny"]),
         catalogue.sft_step("tiny", steps=1),
         catalogue.packing_of_trl("tiny", steps=1),
     ],

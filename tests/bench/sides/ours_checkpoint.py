@@ -49,6 +49,7 @@ def raw_write(case: Path, size: int) -> float:
     with (case / "raw").open("wb", buffering=0) as file:
         for _ in range(size // len(block)):
             file.write(block)
+        file.write(block[: size % len(block)])
         os.fsync(file.fileno())
     seconds = time.perf_counter() - start
     (case / "raw").unlink()

@@ -1,6 +1,6 @@
 """Completions by our engine on the CPU, greedy and sampled, with their log-probs.
 
-Options: `new` tokens, `vocabulary`.
+Options: `new` tokens.
 """
 
 import time

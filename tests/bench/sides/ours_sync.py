@@ -13,7 +13,7 @@ from tests.megatron_backend.ranks import Ranks, free_port
 
 
 def work(_case: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """The median second of syncs after the first, which makes the plan."""
+    """The fastest of the syncs after the first, which makes the plan."""
     sizes, layout, port = options["sizes"], Layout(tp=2), free_port()
     trainers, generators = Ranks(), Ranks()
     try:
