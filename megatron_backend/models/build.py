@@ -21,6 +21,7 @@ from megatron_backend.fp8_emulation import emulate
 from megatron_backend.models.gemma import adapt_model
 from megatron_backend.models.layer_spec import block_spec
 from megatron_backend.models.rope import inverse_frequencies
+from megatron_backend.models.router import drop_probabilities
 from megatron_backend.models.vocabulary import padded_vocab_size
 from megatron_backend.precision import transformer_fields
 from megatron_backend.runtime.distributed import device
@@ -91,6 +92,7 @@ def build_model(
         frequencies = inverse_frequencies(config.rope, config.head_dim)
         model.rotary_pos_emb.inv_freq = frequencies.to(device())
         adapt_model(model, config)
+        drop_probabilities(model)
         if fp8 is not None and not torch.cuda.is_available():
             emulate(model, fp8)
         chunks.append(model.to(device=device(), dtype=dtype))

@@ -11,7 +11,10 @@ Balance is asked for within each micro-batch, as in Megatron, so this is the one
 that does depend on how a batch is cut.
 """
 
+from typing import Any
+
 import torch
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import (
     MoEAuxLossAutoScaler,
     get_tokens_per_expert_and_token_count,
@@ -59,3 +62,19 @@ class TokenWeightedRouter(TopKRouter):
         )
         attached: Tensor = MoEAuxLossAutoScaler.apply(probs, loss * tokens)
         return attached
+
+
+def drop_probabilities(model: torch.nn.Module) -> None:
+    """Has each mixture forget its last tokens' probabilities at the end of its forward pass.
+
+    Megatron keeps them for nothing. They are part of a graph of autograd's, whose ends hold the
+    model, where the garbage collector does not look: a model would never be freed, nor would the
+    process groups that belong to it.
+    """
+    for layer in model.modules():
+        if isinstance(layer, MoELayer):
+            layer.register_forward_hook(_drop)
+
+
+def _drop(layer: MoELayer, _inputs: Any, _output: Any) -> None:
+    layer.token_dispatcher.probs = None

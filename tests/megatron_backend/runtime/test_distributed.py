@@ -82,13 +82,13 @@ def test_four_ranks_stand_where_the_layout_says(ranks: Ranks) -> None:
         assert ranks.run(layout, place) == [layout.coordinates(rank) for rank in range(4)]
 
 
-def threads_left(rank: int, runs: int) -> list[int]:
+def threads_left(rank: int, model: str, runs: int) -> list[int]:
     """Threads of gloo's after each of several training runs in this process."""
     distributed.shutdown()  # the harness has joined the ranks already
     counts = []
     for _ in range(runs):
         distributed.initialize(Layout(), rank, address="127.0.0.1", port=free_port(), seed=1)
-        train(rank, "llama", Layout(), SftSpec(), [random_batch()], {})
+        train(rank, model, Layout(), SftSpec(), [random_batch()], {})
         distributed.shutdown()
         names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
         counts.append(sum(name.startswith("gloo") for name in names))
@@ -96,9 +96,10 @@ def threads_left(rank: int, runs: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
-def test_training_runs_leave_no_process_groups_behind(ranks: Ranks) -> None:
+@pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
+def test_training_runs_leave_no_process_groups_behind(ranks: Ranks, model: str) -> None:
     """Megatron itself keeps a few of the last ones until it makes others; no run adds to them."""
-    (counts,) = ranks.run(Layout(), threads_left, 3)
+    (counts,) = ranks.run(Layout(), threads_left, model, 3)
     assert counts[0] == counts[1] == counts[2]
 
 
