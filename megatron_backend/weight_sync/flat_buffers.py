@@ -29,14 +29,17 @@ class Segment:
 
     def view(self, buffer: Tensor) -> Tensor:
         """Its bytes in a buffer, as what they are."""
-        count = math.prod(self.shape) * self.dtype.itemsize
-        return buffer[self.offset : self.offset + count].view(self.dtype).view(self.shape)
+        stop = self.offset + self._bytes
+        return buffer[self.offset : stop].view(self.dtype).view(self.shape)
 
     @property
     def stop(self) -> int:
         """Where the next segment may begin."""
-        count = math.prod(self.shape) * self.dtype.itemsize
-        return self.offset + -(-count // _ALIGNMENT) * _ALIGNMENT
+        return self.offset + -(-self._bytes // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def _bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def flat_buffers(
@@ -60,8 +63,14 @@ def flat_buffers(
     return [buffer for buffer in buffers if buffer]
 
 
-def _segments(transfer: Transfer, piece: Piece, limit: int) -> Iterator[Segment]:
+def torch_dtype(piece: Piece) -> torch.dtype:
+    """What a piece's `dtype` names."""
     dtype: torch.dtype = getattr(torch, piece.dtype.removeprefix("torch."))
+    return dtype
+
+
+def _segments(transfer: Transfer, piece: Piece, limit: int) -> Iterator[Segment]:
+    dtype = torch_dtype(piece)
     if transfer.dim is None:
         yield Segment(transfer, 0, (), dtype)
         return

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from megatron.core.fp8_utils import dequantize_fp8_tensor, is_float8tensor
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
@@ -99,8 +98,3 @@ def _whole_name(chunk: GPTModel, name: str) -> str:
 def _layer_number(chunk: GPTModel, local: int) -> int:
     """A layer's number in the whole model, from 0."""
     return int(chunk.decoder.layers[local].layer_number) - 1
-
-
-def narrowed(tensor: Tensor, dim: int | None, start: int, length: int) -> Tensor:
-    """A slice of a tensor as a view; the whole of one without dimensions."""
-    return tensor if dim is None else torch.narrow(tensor, dim, start, length)

@@ -27,9 +27,9 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from megatron_backend.runtime.distributed import device
-from megatron_backend.weight_sync.flat_buffers import Segment, flat_buffers
+from megatron_backend.weight_sync.flat_buffers import Segment, flat_buffers, torch_dtype
 from megatron_backend.weight_sync.peers import exchange, gather_json, meet
-from megatron_backend.weight_sync.pieces import held_tensors, narrowed, plain
+from megatron_backend.weight_sync.pieces import held_tensors, plain
 from megatron_backend.weight_sync.plan import Piece, Transfer, plan_transfers
 from megatron_backend.weight_sync.shared_memory import RemoteTensors, SharedTensors
 
@@ -134,16 +134,18 @@ class WeightSync:
 
     def _source_of(self, transfer: Transfer) -> Tensor:
         _, tensor = self._read[transfer.source_piece]
-        return narrowed(plain(tensor), transfer.dim, transfer.source_start, transfer.length)
+        return _narrowed(plain(tensor), transfer.dim, transfer.source_start, transfer.length)
 
     def _target_of(self, copy: "_Copy") -> Tensor:
         transfer, piece = copy.transfer, copy.place
         if copy.remote is None:
-            tensor = self._written[transfer.target_piece][1].detach()
-        else:
-            dtype = getattr(torch, piece.dtype.removeprefix("torch."))
-            tensor = copy.remote.view(transfer.target_piece, dtype, piece.shape)
-        return narrowed(tensor, transfer.dim, transfer.target_start, transfer.length)
+            return self._own_target_of(transfer)
+        tensor = copy.remote.view(transfer.target_piece, torch_dtype(piece), piece.shape)
+        return _narrowed(tensor, transfer.dim, transfer.target_start, transfer.length)
+
+    def _own_target_of(self, transfer: Transfer) -> Tensor:
+        tensor = self._written[transfer.target_piece][1].detach()
+        return _narrowed(tensor, transfer.dim, transfer.target_start, transfer.length)
 
     def _send_and_receive(self, plan: "_RankPlan") -> None:
         """Buffer after buffer; both sides of a pair have the same list of them."""
@@ -161,10 +163,7 @@ class WeightSync:
             )
             for _, buffer, segments in receives:
                 for segment in segments:
-                    transfer = segment.transfer
-                    whole = self._written[transfer.target_piece][1].detach()
-                    place = narrowed(whole, transfer.dim, transfer.target_start, transfer.length)
-                    place.copy_(segment.view(buffer))
+                    self._own_target_of(segment.transfer).copy_(segment.view(buffer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +193,11 @@ def _buffers(
         if number < len(buffers):
             size = buffers[number][-1].stop
             yield peer, torch.empty(size, dtype=torch.uint8, device=device()), buffers[number]
+
+
+def _narrowed(tensor: Tensor, dim: int | None, start: int, length: int) -> Tensor:
+    """A slice of a tensor as a view; the whole of one without dimensions."""
+    return tensor if dim is None else torch.narrow(tensor, dim, start, length)
 
 
 def _piece(value: dict[str, Any]) -> Piece:
