@@ -13,19 +13,17 @@ if [ ! -f "$wheel" ]; then
     exit 0
 fi
 
-uv=$(command -v uv || true)
-{ [ -n "$uv" ] && "$uv" --version >/dev/null 2>&1; } || uv=$PWD/.uv/bin/uv
-
 stamp=.venv-te/.planish-setup
 wanted=$(cat "$0" scripts/test_te.txt | cksum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "test-te: making .venv-te" >&2
-    [ -x .venv-te/bin/python ] || "$uv" venv --quiet --python .venv/bin/python .venv-te
-    "$uv" pip install --python .venv-te/bin/python --compile-bytecode \
+    PATH="$PWD/.uv/bin:$PATH"
+    [ -x .venv-te/bin/python ] || uv venv --quiet --python .venv/bin/python .venv-te
+    uv pip install --python .venv-te/bin/python --compile-bytecode \
         -r scripts/test_te.txt "$wheel"
     # Its requirements ask for packages that contradict each other, and that a converter of
     # weights never imports.
-    "$uv" pip install --python .venv-te/bin/python --no-deps megatron-bridge==0.6.2
+    uv pip install --python .venv-te/bin/python --no-deps megatron-bridge==0.6.2
     echo "$wanted" >"$stamp"
 fi
 

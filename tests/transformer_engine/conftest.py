@@ -22,7 +22,7 @@ if not collect_ignore_glob:
         """This process as the only rank of a layout."""
         from megatron_backend.runtime import distributed
         from service.spec.layout import Layout
-        from tests.transformer_engine.real_modules import free_port
+        from tests.megatron_backend.ranks import free_port
 
         distributed.initialize(Layout(), 0, address="127.0.0.1", port=free_port(), seed=1)
         yield

@@ -5,7 +5,6 @@ torch's factories, so if torch says for a moment that CUDA is there, they come o
 parameters, names and shardings that they have on a GPU.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,11 +43,3 @@ def on_cpu(config: ModelConfig, *, fp8: Fp8Spec | None = None) -> Any:
 
     [chunk] = build_model(config, Layout(), dtype=torch.bfloat16, fp8=fp8)
     return chunk
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
