@@ -67,9 +67,9 @@ class TokenWeightedRouter(TopKRouter):
 def drop_probabilities(model: torch.nn.Module) -> None:
     """Has each mixture forget its last tokens' probabilities at the end of its forward pass.
 
-    Megatron keeps them for nothing. They are part of a graph of autograd's, whose ends hold the
-    model, where the garbage collector does not look: a model would never be freed, nor would the
-    process groups that belong to it.
+    Megatron keeps them beyond it for nothing. They are part of a graph of autograd's, whose ends
+    hold the model, where the garbage collector does not look: a model would never be freed, nor
+    would the process groups that belong to it.
     """
     for layer in model.modules():
         if isinstance(layer, MoELayer):

@@ -14,7 +14,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from megatron_backend.models.cuts import TensorSource as TensorSource
 from megatron_backend.models.mapping import tensor_shapes
 from service.spec.model_config import ModelConfig
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling
-from megatron_backend.models.tensors import RandomTensors, SafetensorsFolder, TensorSource
+from megatron_backend.models.cuts import TensorSource
+from megatron_backend.models.tensors import RandomTensors, SafetensorsFolder
 from megatron_backend.precision import torch_dtype
 from megatron_backend.runtime import distributed
 from megatron_backend.training.shares import RowShare, StepShare
