@@ -28,6 +28,7 @@ class SafetensorsFolder:
 
     Raises:
         FileNotFoundError: the folder holds neither.
+        ValueError: the index points out of the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,6 +37,9 @@ class SafetensorsFolder:
         index = folder / INDEX_FILE
         if index.is_file():
             self.file_of: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+            # An export writes files of the same names: it must not leave its own folder.
+            if outside := [file for file in self.file_of.values() if Path(file).name != file]:
+                raise ValueError(f"{index} names files outside its folder: {_some(outside)}")
         elif (folder / SINGLE_FILE).is_file():
             self.file_of = dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
         else:

@@ -201,3 +201,10 @@ def test_an_index_may_point_into_several_files(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="no tensor 'c'"):
         folder.read("c")
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../1.safetensors", "/1.safetensors"])
+def test_an_index_may_not_point_out_of_its_folder(tmp_path: Path, file: str) -> None:
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(ValueError, match="names files outside its folder"):
+        SafetensorsFolder(tmp_path)
