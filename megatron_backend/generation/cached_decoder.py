@@ -191,7 +191,7 @@ class CachedDecoder:
             if len(part)
         ]
         weighted = torch.cat(outputs).mul_(shares.flatten()[order, None])
-        return torch.zeros_like(normed).index_add_(0, tokens, weighted.to(normed.dtype))
+        return torch.zeros_like(normed).index_add_(0, tokens, weighted)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = F.linear(self._norm(hidden, self.weights.final_norm), self.weights.output)
