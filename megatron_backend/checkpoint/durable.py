@@ -3,9 +3,7 @@
 import os
 from pathlib import Path
 
-from service.spec.durable import fsync_file, fsync_folders, replace_text, write_text
-
-__all__ = ["fsync_file", "fsync_folders", "fsync_tree", "move", "replace_text", "write_text"]
+from service.spec.durable import fsync_file
 
 
 def fsync_tree(folder: Path) -> None:

@@ -32,13 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from megatron_backend.checkpoint import manifest as manifests
-from megatron_backend.checkpoint.durable import (
-    fsync_file,
-    fsync_folders,
-    move,
-    replace_text,
-    write_text,
-)
+from megatron_backend.checkpoint.durable import move
 from megatron_backend.checkpoint.fence import Fence
 from megatron_backend.checkpoint.hashed_file import FileEntry
 from megatron_backend.checkpoint.manifest import (
@@ -48,6 +42,7 @@ from megatron_backend.checkpoint.manifest import (
     UnsupportedCheckpoint,
 )
 from megatron_backend.checkpoint.retention import Retention
+from service.spec.durable import fsync_file, fsync_folders, replace_text, write_text
 from service.spec.layout import Layout
 
 CORRUPT_KEPT = 2

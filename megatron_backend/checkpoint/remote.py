@@ -16,6 +16,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +37,7 @@ class RemoteCheckpoints:
         job_dir: has the fence.
         attempt: this one.
         retention: which copies stay.
+        deadline: seconds that one copy may take.
         environment: of the processes that copy.
     """
 
@@ -45,11 +48,12 @@ class RemoteCheckpoints:
         job_dir: Path,
         attempt: int,
         retention: Retention,
+        deadline: float,
         environment: Mapping[str, str],
     ) -> None:
         self.url = url
         self._job_dir, self._attempt, self._retention = job_dir, attempt, retention
-        self._environment = environment
+        self._deadline, self._environment = deadline, environment
 
     @staticmethod
     def take_credentials(environment: MutableMapping[str, str]) -> dict[str, str]:
@@ -75,6 +79,7 @@ class RemoteCheckpoints:
                 "best": None if best is None else best.model_dump(mode="json"),
             },
             self._environment,
+            self._deadline,
         )
 
     def fetch_newest(self, store: CheckpointStore, warn: Callable[[str], None]) -> Published | None:
@@ -101,14 +106,18 @@ class RemoteCheckpoints:
         return None
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        return _Transfer({**request, "url": self.url}, self._environment).answer()
+        whole = {**request, "url": self.url}
+        return _Transfer(whole, self._environment, self._deadline).answer()
 
 
 class _Transfer:
-    """A process that copies."""
+    """A process that copies, for `deadline` seconds at most."""
 
-    def __init__(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        self.request, self.environment = request, environment
+    def __init__(
+        self, request: Mapping[str, Any], environment: Mapping[str, str], deadline: float
+    ) -> None:
+        self.request, self.environment, self.deadline = request, environment, deadline
+        self._ends = time.monotonic() + deadline
         self._process = subprocess.Popen(
             [sys.executable, "-m", "megatron_backend.checkpoint.transfer"],
             stdin=subprocess.PIPE,
@@ -123,22 +132,29 @@ class _Transfer:
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        """Whether there is still something to wait for; one that is over its time has ended."""
+        return self._process.poll() is None and time.monotonic() < self._ends
 
     def answer(self) -> dict[str, Any]:
         """Waits for the end.
 
         Raises:
-            OSError: the storage refused, or the process was killed.
+            OSError: the storage refused or did not answer in time, or the process was killed.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        over_time = threading.Timer(max(0.0, self._ends - time.monotonic()), self._process.kill)
+        over_time.start()
         with self._process.stdout as stdout:
             text = stdout.read()
         code = self._process.wait()
+        over_time.cancel()
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         # Any number that says "storage": an attempt that ends for it is one that is tried again.
+        if code != 0 and time.monotonic() >= self._ends:
+            words = f"{self.request['url']}: no end within {self.deadline:g} s"
+            raise OSError(errno.ETIMEDOUT, words)
         if code != 0:
             words = f"the process that copies to the storage ended with code {code}"
             raise OSError(errno.EIO, words)
@@ -151,14 +167,16 @@ class _Transfer:
 class Upload:
     """A checkpoint on its way to the storage."""
 
-    def __init__(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        self._transfer = _Transfer(request, environment)
+    def __init__(
+        self, request: Mapping[str, Any], environment: Mapping[str, str], deadline: float
+    ) -> None:
+        self._transfer = _Transfer(request, environment, deadline)
 
     def finished(self, *, wait: bool) -> bool:
         """Whether it is there.
 
         Raises:
-            OSError: the storage refused, or the process was killed.
+            OSError: the storage refused or did not answer in time, or the process was killed.
         """
         if not wait and self._transfer.running:
             return False
@@ -167,11 +185,18 @@ class Upload:
 
     def again(self) -> Self:
         """Starts anew, after a failure."""
-        return type(self)(self._transfer.request, self._transfer.environment)
+        old = self._transfer
+        return type(self)(old.request, old.environment, old.deadline)
 
 
 def open_remote(
-    storage: str | None, *, job_id: str, job_dir: Path, attempt: int, retention: Retention
+    storage: str | None,
+    *,
+    job_id: str,
+    job_dir: Path,
+    attempt: int,
+    retention: Retention,
+    deadline: float,
 ) -> RemoteCheckpoints | None:
     """The copies in a job's storage, where it has one."""
     environment = RemoteCheckpoints.take_credentials(os.environ)
@@ -182,5 +207,6 @@ def open_remote(
         job_dir=job_dir,
         attempt=attempt,
         retention=retention,
+        deadline=deadline,
         environment=environment,
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from algorithms.errors import JobFailure
-from megatron_backend.checkpoint.durable import replace_text
 from megatron_backend.driver.job import BadJobFolder
 from megatron_backend.workers.errors import (
     ConnectionLost,
@@ -20,6 +19,7 @@ from megatron_backend.workers.errors import (
     WorkerPreempted,
 )
 from service.spec import Outcome, Reason
+from service.spec.durable import replace_text
 
 MAX_MESSAGE = 20_000
 _STORAGE_ERRORS = {

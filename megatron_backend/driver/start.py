@@ -56,6 +56,7 @@ def open_start(job: Job, fence: Fence, warn: Callable[[str], None]) -> Start:
         job_dir=job.folder,
         attempt=job.attempt,
         retention=Retention.of(spec),
+        deadline=job.context.spec.faults.deadlines.save,
     )
     try:
         newest = store.newest(warn)
