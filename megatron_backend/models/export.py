@@ -72,6 +72,7 @@ def export_hf(
             for name in tensors.keys() & wanted.keys():
                 if target is not None:
                     target.write(name, tensors[name])
+            tensors.clear()
         if target is not None:
             target.close()
     if writes:
@@ -86,13 +87,24 @@ def _whole_tensors(
     """On rank 0 the whole tensors of each maker, once; on the others empty dicts, in step."""
     rank = torch.distributed.get_rank()
     parameters = [dict(chunk.named_parameters()) for chunk in chunks]
+    like = next(iter(parameters[0].values()))
     for maker in dict.fromkeys(makers):
-        tensors: dict[str, Tensor] = {}
+        # Nothing is kept under a name here: it would outlive the next parameter's making.
         if maker.rank <= rank < maker.rank + layout.tp:
-            parameter = parameters[maker.chunk][maker.parameter].detach().contiguous()
-            parts = _gather(parameter, maker.rank, layout.tp)
-            tensors = maker.cut.unite(parts, config) if parts else {}
-        yield _to_rank_zero(tensors, maker, config, like=next(iter(parameters[0].values())))
+            yield _to_rank_zero(
+                _unite(parameters[maker.chunk][maker.parameter], maker, config, layout.tp),
+                maker,
+                config,
+                like=like,
+            )
+        else:
+            yield _to_rank_zero({}, maker, config, like=like)
+
+
+def _unite(parameter: Tensor, maker: Maker, config: ModelConfig, tp: int) -> dict[str, Tensor]:
+    """A maker's whole tensors on its first rank; nothing on the others of its group."""
+    parts = _gather(parameter.detach().contiguous(), maker.rank, tp)
+    return maker.cut.unite(parts, config) if parts else {}
 
 
 def _gather(parameter: Tensor, first: int, tp: int) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 Megatron's turns each packed sequence by itself, and computes cosines and sines anew in every layer.
 Here one table serves all layers of a micro-batch, and what is turned lies head by head in memory,
-as `SdpaAttention` likes it.
+as `SdpaAttention` likes it. Decoding with one of Megatron's inference contexts is Megatron's.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from megatron_backend.models.packing import PackedSequences
 
 
 class RotaryAttention(SelfAttention):
-    """Megatron's self-attention in training, with rotary embeddings made for many sequences."""
+    """Megatron's self-attention, with rotary embeddings made for many sequences in training."""
 
     def forward(
         self,
@@ -34,7 +34,7 @@ class RotaryAttention(SelfAttention):
             rotary_pos_emb: [places, 1, 1, head_dim] angles: of this rank's slots, or of all
                 places of a sequence where sequences are packed; None turns nothing.
             packed_seq_params: see `SdpaAttention`.
-            others: what Megatron hands on for decoding; must all be None.
+            others: what Megatron hands on for decoding; all None without an `inference_context`.
 
         Returns:
             [T, B, H], and the projection's bias to add, if any.
@@ -42,6 +42,14 @@ class RotaryAttention(SelfAttention):
         Raises:
             NotImplementedError: something of `others` was given.
         """
+        if others.get("inference_context") is not None:
+            return super().forward(
+                hidden_states,
+                attention_mask,
+                rotary_pos_emb=rotary_pos_emb,
+                packed_seq_params=packed_seq_params,
+                **others,
+            )
         asked = [name for name, value in others.items() if value is not None]
         if asked:
             raise NotImplementedError(f"the CPU's attention in training knows no {asked}")
