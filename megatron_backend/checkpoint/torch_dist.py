@@ -14,10 +14,12 @@ layout ranks keep the streams that the job's seed gave them.
 
 Planning and bytes are Megatron's and torch's own; the writing is ours (`staging`), so that hashes
 are folded into it and a save can go through memory. Which rank writes what follows from the layout,
-so the plan is gathered once: later saves only ask whether it is still the same everywhere.
+so plans are made and gathered once (`local_plan`): later saves only ask whether they are still the
+same everywhere.
 """
 
 import dataclasses
+import io
 import json
 import pickle  # noqa: TID251 (the format's own index; what is read was hashed before)
 from collections.abc import Sequence
@@ -31,9 +33,7 @@ from megatron.core.dist_checkpointing import ShardedObject
 from megatron.core.dist_checkpointing.core import CheckpointingConfig
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.torch import (
-    MCoreSavePlanner,
     _replace_state_dict_keys_with_sharded_keys,
-    mcore_to_pyt_state_dict,
 )
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from megatron.core.models.gpt import GPTModel
@@ -41,11 +41,13 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan
 
 from megatron_backend.checkpoint.contents import RANDOM, STATE
+from megatron_backend.checkpoint.local_plan import LocalPlan, State
 from megatron_backend.checkpoint.optimizer_state import whole_state
 from megatron_backend.checkpoint.staging import DirectFiles, Files, StagedFiles, Written
+from megatron_backend.checkpoint.tensor_archive import write_tensor
 
 _TRACKED = "tracked."
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
@@ -60,7 +62,8 @@ class StateWriter:
 
     def __init__(self) -> None:
         self._memory: StagedFiles | None = None
-        self._plan: tuple[SavePlan, bytes] | None = None  # the last one, and its `.metadata`
+        self._plan: LocalPlan | None = None
+        self._written: tuple[SavePlan, bytes] | None = None  # the last one, and its `.metadata`
 
     def begin(
         self,
@@ -116,9 +119,10 @@ class StateWriter:
         self, files: Files, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer
     ) -> OSError | None:
         """Collective; an error of the storage is this rank's own, so the others are not left."""
-        planner = self._planner(chunks, optimizer)
-        plan = planner.create_local_plan()
-        planner.finish_plan(plan)
+        # Compares all ranks' names and shapes, which does not have to be done at each save.
+        state = _state_to_write(chunks, optimizer, compare=self._plan is None)
+        self._plan = LocalPlan(state) if self._plan is None else self._plan.for_state(state)
+        plan = self._plan.plan
         rank, error = torch.distributed.get_rank(), None
         infos: dict[MetadataIndex, _StorageInfo] = {}
         if isinstance(files, StagedFiles):
@@ -126,14 +130,15 @@ class StateWriter:
         try:
             if plan.items:
                 with files.open(f"{STATE}/{_data_file(rank)}") as file:
-                    infos = {item.index: _store(file, item, planner) for item in plan.items}
+                    for item, data in self._plan.parts(state):
+                        infos[item.index] = _store(file, data)
             with files.open(f"{RANDOM}/{_random_name(rank)}") as file:
                 file.write(safetensors.torch.save(_generators()))
         except OSError as failure:
             error = failure
         plan = dataclasses.replace(plan, storage_data=infos)
         try:
-            metadata = self._metadata(planner, plan)
+            metadata = self._metadata(self._plan, plan)
             if rank == 0:
                 with files.open(f"{STATE}/.metadata") as file:
                     file.write(metadata)
@@ -143,38 +148,15 @@ class StateWriter:
             error = error or failure
         return error
 
-    def _planner(
-        self, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer
-    ) -> MCoreSavePlanner:
-        state: dict[str, Any] = _sharded_weights(chunks)
-        parts = optimizer.chained_optimizers
-        if len(parts) > 1:
-            optimizer._synchronize_steps()
-        state["moments"] = [whole_state(part, dict(state), dict(_FORMAT)) for part in parts]
-        state["optimizer"] = _optimizer_settings([part.state_dict() for part in parts])
-        state["content_metadata"] = dict(_FORMAT)
-        # Compares all ranks' names and shapes, which does not have to be done at each save.
-        sharded, common = save_preprocess(state, validate_access_integrity=self._plan is None)
-        sharded["common_state"] = ShardedObject(
-            "common_state", common, (1,), (0,), replica_id=torch.distributed.get_rank()
-        )
-        sharded, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded, True)
-        planner = MCoreSavePlanner(
-            dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False
-        )
-        planner.set_up_planner(
-            mcore_to_pyt_state_dict(sharded), is_coordinator=torch.distributed.get_rank() == 0
-        )
-        return planner
-
-    def _metadata(self, planner: MCoreSavePlanner, plan: SavePlan) -> bytes:
+    def _metadata(self, planner: LocalPlan, plan: SavePlan) -> bytes:
         """What `.metadata` holds; right on rank 0 only. Collective."""
-        same = torch.tensor([self._plan is not None and self._plan[0] == plan], dtype=torch.int32)
+        last = self._written
+        same = torch.tensor([last is not None and last[0] == plan], dtype=torch.int32)
         same = same.to(torch.cuda.current_device())
         torch.distributed.all_reduce(same, op=torch.distributed.ReduceOp.MIN)
         if same.item():
-            assert self._plan is not None
-            return self._plan[1]
+            assert last is not None
+            return last[1]
         leads = torch.distributed.get_rank() == 0
         plans: list[Any] | None = [None] * torch.distributed.get_world_size() if leads else None
         torch.distributed.gather_object(plan, plans)
@@ -184,10 +166,10 @@ class StateWriter:
             for each in plans:
                 storage.update(each.storage_data)
             bare = [dataclasses.replace(each, storage_data=None) for each in plans]
-            _, metadata = planner.create_global_plan(bare)
+            metadata = planner.metadata(bare)
             metadata.storage_data = storage
             written = pickle.dumps(metadata)
-        self._plan = (plan, written)
+        self._written = (plan, written)
         return written
 
 
@@ -240,6 +222,25 @@ def _sharded_weights(chunks: Sequence[GPTModel]) -> dict[str, Any]:
     return {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(chunks)}
 
 
+def _state_to_write(
+    chunks: Sequence[GPTModel], optimizer: MegatronOptimizer, *, compare: bool
+) -> State:
+    """All that this rank is the one to write. Collective where `compare`, and in the optimizer."""
+    state: dict[str, Any] = _sharded_weights(chunks)
+    parts = optimizer.chained_optimizers
+    if len(parts) > 1:
+        optimizer._synchronize_steps()
+    state["moments"] = [whole_state(part, dict(state), dict(_FORMAT)) for part in parts]
+    state["optimizer"] = _optimizer_settings([part.state_dict() for part in parts])
+    state["content_metadata"] = dict(_FORMAT)
+    sharded, common = save_preprocess(state, validate_access_integrity=compare)
+    sharded["common_state"] = ShardedObject(
+        "common_state", common, (1,), (0,), replica_id=torch.distributed.get_rank()
+    )
+    named: State = _replace_state_dict_keys_with_sharded_keys(sharded, True)[0]
+    return named
+
+
 def _empty_parts(optimizer: MegatronOptimizer, weights: dict[str, Any]) -> list[dict[str, Any]]:
     """What each of Megatron's optimizers of this rank wants to have loaded."""
     state = optimizer.sharded_state_dict(dict(weights), is_loading=True, metadata=dict(_FORMAT))
@@ -283,27 +284,14 @@ def _expected_bytes(plan: SavePlan) -> int:
     return total
 
 
-def _store(file: Any, item: Any, planner: MCoreSavePlanner) -> _StorageInfo:
+def _store(file: Any, data: torch.Tensor | io.BytesIO) -> _StorageInfo:
     """Writes one item as torch's own distributed checkpoints do."""
     start = file.tell()
-    data = planner.resolve_data(item)
-    if item.type == WriteItemType.BYTE_IO:
+    if isinstance(data, io.BytesIO):
         file.write(data.getbuffer())
     else:
-        torch.save(_alone(data.detach().cpu()), file)
-    rank = torch.distributed.get_rank()
-    return _StorageInfo(_data_file(rank), start, file.tell() - start)
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor of its own: `torch.save` writes all that a view is part of."""
-    tensor = tensor.contiguous()
-    storage, size = tensor.untyped_storage(), tensor.nbytes
-    if storage.nbytes() == size:
-        return tensor
-    start = tensor.storage_offset() * tensor.itemsize
-    alone = torch.empty(0, dtype=tensor.dtype)
-    return alone.set_(storage[start : start + size], 0, tensor.shape, tensor.stride())
+        write_tensor(data.cpu(), file)
+    return _StorageInfo(_data_file(torch.distributed.get_rank()), start, file.tell() - start)
 
 
 def _data_file(rank: int) -> str:

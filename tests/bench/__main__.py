@@ -32,6 +32,7 @@ def main() -> int:
             failed = True
             continue
         report.record(entries)
+        failed |= len(entries) < len(benchmark.rows)
         failed |= not all(entry["holds"] for entry in entries)
         _say(report.table(entries))
     return int(failed)

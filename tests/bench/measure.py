@@ -47,10 +47,11 @@ def run(
         say: told of progress.
 
     Returns:
-        An entry of the report for each of its rows.
+        An entry of the report for each of its rows; without `force`, only of those where the peer's
+        own times do not spread too much.
 
     Raises:
-        TooNoisy: other programs keep the machine busy, or the peer's own times spread too much.
+        TooNoisy: other programs keep the machine busy.
         Unequal: the two sides did different work.
         RuntimeError: a side failed.
     """
@@ -68,10 +69,10 @@ def run(
             benchmark.check(results["ours"][-1], results["peer"][-1])
             say(_progress(benchmark, pair, results))
     entries = [_entry(benchmark, row, results, noise) for row in benchmark.rows]
-    loud = [entry["name"] for entry in entries if entry["peer_spread"] > MOST_SPREAD]
-    if loud and not force:
-        raise TooNoisy(f"the peer's own times spread by over {MOST_SPREAD:.0%}: {loud}")
-    return entries
+    for entry in entries:
+        if entry["noisy"] and not force:
+            say(f"{benchmark.id} {entry['name']}: not reported. {'; '.join(entry['noisy'])}")
+    return [entry for entry in entries if force or not entry["noisy"]]
 
 
 def start(side: Side, case: Path) -> Result:
@@ -155,7 +156,7 @@ def _entry(
         "floor_is_share": row.floor_is_share,
         "target": row.target,
         "share_of_limit": share,
-        "holds": reached is not None and reached >= row.floor,
+        "holds": row.floor is None or (reached is not None and reached >= row.floor),
         "noisy": reasons,
     }
 

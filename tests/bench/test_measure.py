@@ -103,6 +103,16 @@ def test_a_busy_machine_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert "other programs keep 1.2 cores busy; at most 0.5 may be" in entry["noisy"]
 
 
+def test_a_row_whose_peer_is_unsteady_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_busy", lambda: None)
+    monkeypatch.setattr(measure, "MOST_SPREAD", -1.0)
+    same, said = benchmark(addition("sum", 1000), addition("sum", 1000)), list[str]()
+    assert measure.run(same, pairs=2, say=said.append) == []
+    assert said[-1].startswith("B0 adding: not reported. the peer's own times spread by")
+    [entry] = measure.run(same, pairs=2, force=True)
+    assert entry["noisy"]
+
+
 def test_numbers_that_are_close_enough_are_equal() -> None:
     require_close("losses", [1.0, 2.0], [1.0, 2.00001], relative=1e-5)
     with pytest.raises(Unequal, match=r"losses\[1\]"):

@@ -21,7 +21,9 @@ def work(case: Path, options: dict[str, Any]) -> dict[str, Any]:
     ranks = Ranks()
     try:
         saved = ranks.run(Layout(tp=2), checkpoint_ranks.save, Layout(tp=2), sizes, folder)
-        written = sum(p.stat().st_size for p in (folder / "save-1").rglob("*") if p.is_file())
+        written = sum(
+            p.stat().st_size for p in (folder / checkpoint_ranks.LAST).rglob("*") if p.is_file()
+        )
         loaded = {
             name: ranks.run(layout, checkpoint_ranks.load, layout, sizes, folder)
             for name, layout in (("load pp2", Layout(pp=2)), ("load tp1", Layout()))
