@@ -16,7 +16,7 @@ from service.spec.layout import Layout
 from tests.bench.sides.fixed_llama import hf_config
 
 LENGTH = 16
-SAVES = 4
+SAVES = 3
 LAST = f"stall-{SAVES - 1}"
 """The folder that is left, with what was saved last."""
 

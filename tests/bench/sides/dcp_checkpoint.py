@@ -23,7 +23,7 @@ from tests.bench.sides import program
 from tests.bench.sides.fixed_llama import shapes
 
 RANKS = 2
-SAVES = 4
+SAVES = 3
 LAST = f"sync-{SAVES - 1}"
 
 

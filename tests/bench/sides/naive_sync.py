@@ -21,7 +21,7 @@ from tests.bench.sides.fixed_llama import shapes
 
 RANKS = 3
 GENERATOR = 2
-SYNCS = 6
+SYNCS = 4
 
 
 def work(case: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from service.spec.layout import Layout
 from tests.bench.sides.fixed_llama import hf_config
 
-SYNCS = 6
+SYNCS = 4
 
 
 def _model(layout: Layout, sizes: dict[str, int], seed: int | None) -> list[Any]:
