@@ -1,7 +1,7 @@
 # `make quickstart` and `make test` do all the set-up themselves.
 PY := .venv/bin/python
 
-.PHONY: setup quickstart test test-fast test-te bench lint format lock clean
+.PHONY: setup quickstart test test-long test-fast test-te bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh
@@ -12,11 +12,14 @@ quickstart: setup ## a small model learns to use a calculator, over REST, on thi
 # Two processes, whatever the machine: a job's ranks, which some tests start, want cores too.
 PARALLEL := -n 2 --dist loadfile
 
-test: setup ## every test, the slow ones too
-	$(PY) -m pytest $(PARALLEL) $(ARGS)
+test: setup ## the tests, but for those marked `long`
+	$(PY) -m pytest $(PARALLEL) -m "not long" $(ARGS)
+
+test-long: setup ## the tests that take minutes each: jobs that are killed over and over, ...
+	$(PY) -m pytest $(PARALLEL) -m long $(ARGS)
 
 test-fast: setup ## the tests that take less than ten seconds each
-	$(PY) -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m "not slow and not long" $(ARGS)
 
 test-te: setup ## what Transformer Engine and Megatron-Bridge can tell without a GPU, in .venv-te
 	@scripts/test_te.sh $(ARGS)

@@ -3,13 +3,15 @@
 Megatron's own layers spend most of a small decoding step outside its arithmetic: they transpose to
 [sequence, batch], compute the sines of every position again, repeat keys and values for grouped
 queries, and pass through a dozen modules. Here a step is fifteen tensor operations a layer, on the
-model's own weights. Four choices carry it:
+model's own weights. Five choices carry it:
 
 - The fused QKV product of one token is viewed as [rows, KV heads, n queries + key + value, head].
   So queries of one KV head are the rows of one small matrix product with its keys, and grouped
   queries need no repetition. Queries and key are rotated together, in place, by one complex
   multiplication (see `decoder_weights`); key and value are cached together, by one copy.
 - The scale of the scores goes into the rotation of the queries, since rotation is linear.
+- A step multiplies few rows by large matrices. BLAS does that in half the time with the matrix as
+  the first factor, so activations lie with the rows side by side: all is computed transposed.
 - What a block adds to the residual stream is added by its last matrix product.
 - Only a prompt's last token is asked what comes next. So in the last layer only keys and values
   are computed for the others.
@@ -119,8 +121,8 @@ class CachedDecoder:
         return self._rotations[positions, None], None if local is None else local[positions, None]
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """[N, hidden], the bottom of the residual stream."""
-        hidden = self._look_up(tokens)
+        """[N, hidden], transposed in memory: the bottom of the residual stream."""
+        hidden = self._look_up(tokens).t().contiguous().t()
         if self._config.embedding_scale is None:
             return hidden
         return hidden.mul_(torch.tensor(self._config.embedding_scale, dtype=hidden.dtype))
@@ -145,7 +147,9 @@ class CachedDecoder:
         """
         assert rotation is not None, "layers turn locally only where there are local frequencies"
         weights = self.weights
-        qkv = F.linear(self._norm(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        qkv = _product(self._norm(hidden, layer.attention_norm), layer.qkv).contiguous()
+        if layer.qkv_bias is not None:
+            qkv.add_(layer.qkv_bias)
         if weights.qkv_rows is not None:
             qkv = self._gather(qkv).index_select(-1, weights.qkv_rows)
         heads = qkv.view(-1, weights.kv_heads, weights.queries_per_key + 2, self._config.head_dim)
@@ -168,7 +172,7 @@ class CachedDecoder:
         return self._add_product(hidden, gated, layer.mlp.down, layer.down_norm)
 
     def _gated(self, mlp: MlpWeights, normed: Tensor) -> Tensor:
-        gate, up = F.linear(normed, mlp.gate_up).chunk(2, dim=-1)
+        gate, up = _product(normed, mlp.gate_up).chunk(2, dim=-1)
         if self._config.activation == "silu":
             return F.silu(gate).mul_(up)
         return F.gelu(gate, approximate="tanh").mul_(up)
@@ -186,7 +190,7 @@ class CachedDecoder:
         tokens = order // mixture.top_k
         counts = torch.bincount(chosen.flatten(), minlength=len(mixture.experts)).tolist()
         outputs = [
-            F.linear(self._gated(expert, part), expert.down)
+            _product(self._gated(expert, part), expert.down)
             for expert, part in zip(mixture.experts, normed[tokens].split(counts), strict=True)
             if len(part)
         ]
@@ -194,7 +198,8 @@ class CachedDecoder:
         return torch.zeros_like(normed).index_add_(0, tokens, weighted)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(self._norm(hidden, self.weights.final_norm), self.weights.output)
+        normed = self._norm(hidden, self.weights.final_norm)
+        logits = _product(normed, self.weights.output).contiguous()
         cap = self._config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -216,7 +221,7 @@ class CachedDecoder:
         """`hidden` plus the product, which has a norm of its own in some models."""
         if self.weights.group is None and norm is None:
             return hidden.addmm_(values, matrix.t())
-        product = self._sum_over_ranks(F.linear(values, matrix))
+        product = self._sum_over_ranks(_product(values, matrix))
         return hidden.add_(product if norm is None else self._norm(product, norm))
 
     def _sum_over_ranks(self, partial: Tensor) -> Tensor:
@@ -230,6 +235,11 @@ class CachedDecoder:
         shards = [torch.empty_like(shard) for _ in range(group.size())]
         dist.all_gather(shards, shard.contiguous(), group=group)
         return torch.cat(shards, dim=-1)
+
+
+def _product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """`rows @ matrix.T`, transposed in memory."""
+    return torch.mm(matrix, rows.t()).t()
 
 
 def _rotations(weights: DecoderWeights, rope: RopeConfig, positions: int) -> Tensor:

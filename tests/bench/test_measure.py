@@ -123,7 +123,7 @@ def test_numbers_that_are_close_enough_are_equal() -> None:
         require_close("losses", [float("nan")], [1.0], relative=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tiny",
     [
