@@ -22,12 +22,12 @@ from megatron_backend.models.gemma import adapt_model
 from megatron_backend.models.layer_spec import block_spec
 from megatron_backend.models.rope import inverse_frequencies
 from megatron_backend.models.router import drop_probabilities
-from megatron_backend.models.vocabulary import padded_vocab_size
 from megatron_backend.precision import transformer_fields
 from megatron_backend.runtime.distributed import device
 from service.spec import Fp8Spec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
+from service.spec.padding import padded_vocab_size
 
 type Recompute = Literal["none", "selective", "full"]
 

@@ -1,8 +1,4 @@
-"""Vocabulary padding: how many rows embedding and output layer have, and which are real."""
-
-from service.spec.padding import padded_vocab_size
-
-__all__ = ["padded_vocab_size", "real_columns"]
+"""Which of a padded vocabulary's columns are real."""
 
 
 def real_columns(vocab_size: int, *, width: int, tp_rank: int) -> int:

@@ -177,7 +177,10 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankPlan:
-    """What one rank does in a sync; buffers by the peer at their other end."""
+    """What one rank does in a sync; buffers by the peer at their other end.
+
+    `shared` is only held: others read the target's memory for as long as it lives.
+    """
 
     copies: Sequence[_Copy]
     sends: dict[int, list[list[Segment]]]

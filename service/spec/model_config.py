@@ -228,7 +228,7 @@ def _read(
         activation=rules.activation,
         qkv_bias=rules.qkv_bias,
         qk_norm=rules.qk_norm,
-        moe=_experts(reader, family, rules) if rules.experts else None,
+        moe=_experts(reader, rules) if rules.experts else None,
         sliding_window=window,
         layer_types=layer_types,
         zero_centered_norm=rules.gemma,
@@ -244,17 +244,17 @@ def _read(
     )
 
 
-def _experts(reader: ConfigReader, family: Family, rules: FamilyRules) -> MoeConfig:
-    """Mixtral and Qwen3-MoE name the same things differently."""
-    mixtral = family == "mixtral"
-    config = reader.config
-    count = "num_local_experts" if mixtral or "num_local_experts" in config else "num_experts"
+def _experts(reader: ConfigReader, rules: FamilyRules) -> MoeConfig:
+    """The mixture of a family that has one; transformers also writes the number of experts under
+    Mixtral's name for it."""
+    alias = "num_local_experts"
+    count = alias if alias in reader.config else rules.expert_count
     coefficient = reader.number("router_aux_loss_coef", 0.001, zero=True)
     experts = MoeConfig(
         num_experts=reader.size(count),
         top_k=reader.size("num_experts_per_tok"),
         ffn_size=reader.size(rules.expert_width),
-        norm_topk_prob=mixtral or reader.boolean("norm_topk_prob", False),
+        norm_topk_prob=rules.norm_topk_prob or reader.boolean("norm_topk_prob", False),
         aux_loss_coef=coefficient if reader.boolean("output_router_logits", False) else 0.0,
     )
     if experts.top_k > experts.num_experts:

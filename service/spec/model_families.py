@@ -41,7 +41,10 @@ class FamilyRules:
         window: transformers' sliding_window where the config has none.
         window_pattern: with `by_layer`: every so-manieth layer has full attention.
         experts: a mixture of experts takes the MLP's place.
+        expert_count: the setting that is the number of experts.
         expert_width: the setting that is the width of one expert.
+        norm_topk_prob: the weights of a token's experts always sum to one; otherwise the config's
+            setting of that name says so.
         gemma: norms multiply by 1 + weight and stand behind each block too, embeddings are
             multiplied by sqrt(hidden_size).
         local_theta: base of the rotary embedding in layers with a window; None is the same base.
@@ -62,7 +65,9 @@ class FamilyRules:
     window: int | None = None
     window_pattern: int = 2
     experts: bool = False
+    expert_count: str = "num_experts"
     expert_width: str = "moe_intermediate_size"
+    norm_topk_prob: bool = False
     gemma: bool = False
     local_theta: float | None = None
     attention_softcap: float | None = None
@@ -111,7 +116,9 @@ FAMILIES: dict[Family, FamilyRules] = {
         theta=1_000_000.0,
         windows="everywhere",
         experts=True,
+        expert_count="num_local_experts",
         expert_width="intermediate_size",
+        norm_topk_prob=True,
         fixed=(
             *_COMMON,
             _SILU,

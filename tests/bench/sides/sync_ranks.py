@@ -14,9 +14,9 @@ SYNCS = 4
 def _model(layout: Layout, sizes: dict[str, int], seed: int | None) -> list[Any]:
     from megatron_backend.models.build import build_model
     from megatron_backend.models.tensors import RandomTensors
-    from megatron_backend.models.vocabulary import padded_vocab_size
     from megatron_backend.models.weights import load_weights
     from service.spec.model_config import ModelConfig
+    from service.spec.padding import padded_vocab_size
 
     config = ModelConfig.from_hf(hf_config(sizes))
     padded = padded_vocab_size(config.vocab_size, tp=2)

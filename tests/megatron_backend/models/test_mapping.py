@@ -11,8 +11,9 @@ from torch import Tensor
 from megatron_backend.models.cuts import Columns, GateAndUp, Part, Qkv, VocabularyRows
 from megatron_backend.models.mapping import cut_of, tensor_shapes
 from megatron_backend.models.tensors import SINGLE_FILE, RandomTensors
-from megatron_backend.models.vocabulary import padded_vocab_size, real_columns
+from megatron_backend.models.vocabulary import real_columns
 from service.spec.model_config import ModelConfig
+from service.spec.padding import padded_vocab_size
 from tests.megatron_backend.small_models import CONFIGS, save_random
 
 

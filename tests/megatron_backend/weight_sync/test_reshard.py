@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.protocols import Sampling
-from megatron_backend.models.vocabulary import padded_vocab_size
 from service.spec.layout import Layout
+from service.spec.padding import padded_vocab_size
 from tests.megatron_backend.generation.generation_runs import (
     generation_rank,
     ragged_prompts,
