@@ -10,9 +10,10 @@ import io
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
@@ -49,18 +50,26 @@ class Ranks:
         members = self._processes[: layout.world_size]
         for rank, (_, connection) in enumerate(members):
             connection.send_bytes(_dump((layout, rank, port, function, args)))
-        results = []
-        for rank, (process, connection) in enumerate(members):
-            try:
-                if not connection.poll(TIMEOUT_SECONDS):
-                    raise RuntimeError(f"rank {rank} of {layout} did not answer")
-                error, value = _load(connection.recv_bytes())
-            except EOFError:
-                error, value = f"process ended with code {process.exitcode}", None
+        waiting = {connection: rank for rank, (_, connection) in enumerate(members)}
+        results: list[Any] = [None] * layout.world_size
+        ends = time.monotonic() + TIMEOUT_SECONDS
+        while waiting:
+            answered = wait(list(waiting), timeout=ends - time.monotonic())
+            error = None if answered else "no answer"
+            rank = next(iter(waiting.values()))
+            for connection in answered:
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                try:
+                    error, results[rank] = _load(connection.recv_bytes())
+                except EOFError:
+                    members[rank][0].join()
+                    error = f"process ended with code {members[rank][0].exitcode}"
+                if error is not None:
+                    break
             if error is not None:
                 self.close()  # the other ranks may wait for this one for ever
                 raise RuntimeError(f"rank {rank} of {layout} failed:\n{error}")
-            results.append(value)
         return results
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ EXPERT_CASES = [(EXPERTS, mode) for mode in MODES]
         (Layout(dp=2, ep=2), EXPERT_CASES),
         (Layout(cp=2), [(DENSE, job())]),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, Layout) else f"{len(value)} cases",
 )
 def test_the_formulas_are_within_a_tenth_of_what_is_measured(
     ranks: Ranks, layout: Layout, cases: list[tuple[dict[str, Any], JobSpec]]

@@ -232,6 +232,7 @@ def draws(rank: int, layout: Layout, folder: Path) -> list[list[float]]:
     torch.manual_seed(100 + rank)
     draw()
     save_state(folder, models(trained), trained.optimizer)
+    torch.distributed.barrier()  # rank 0 writes what all of them read
     after = draw()
     draw()
     load_state(folder, models(trained), trained.optimizer, same_layout=True)

@@ -125,6 +125,7 @@ def kill_a_rank_after(job: Path, step: int) -> None:
     ranks[1].kill()
 
 
+@pytest.mark.long
 def test_d03_kill_9_of_a_rank_inside_an_attempt_and_once_too_often(
     finished: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_d03_kill_9_of_a_rank_inside_an_attempt_and_once_too_often(
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
+@pytest.mark.long
 def test_sigterm_and_kill_9_of_the_driver_leave_no_process(tmp_path: Path) -> None:
     endless = {**SPEC["training"], "steps": 1_000_000}
     job = tiny_job.write_job(tmp_path / "stopped", training=endless)
