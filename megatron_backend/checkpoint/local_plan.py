@@ -7,7 +7,7 @@ from Megatron's shards.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -49,26 +49,25 @@ class LocalPlan:
         """This plan, or a new one where `state` looks otherwise."""
         return self if self._outline == _outline(state) else type(self)(state)
 
-    def parts(self, state: State) -> list[tuple[WriteItem, Tensor | io.BytesIO]]:
-        """What to write for each item of the plan, in its order."""
+    def parts(self, state: State) -> Iterator[tuple[WriteItem, Tensor | io.BytesIO]]:
+        """What to write for each item of the plan, in its order, one at a time: what has to be
+        copied first, such as a transposed view, is in memory by itself."""
         tensors = {
             (name, tuple(shard.global_offset)): shard.data
             for name, shards in state.items()
             for shard in shards
             if isinstance(shard, ShardedTensor)
         }
-        parts: list[tuple[WriteItem, Tensor | io.BytesIO]] = []
         for item in self.plan.items:
             index, data = item.index, item.tensor_data
             if item.type == WriteItemType.BYTE_IO:
-                parts.append((item, _pickled(state[index.fqn])))
+                yield item, _pickled(state[index.fqn])
             else:
                 assert index.offset is not None
                 assert data is not None
                 tensor = tensors[index.fqn, tuple(index.offset)].detach()
                 # With the leading axis that Megatron adds to layers.
-                parts.append((item, tensor.reshape(data.chunk.sizes)))
-        return parts
+                yield item, tensor.reshape(data.chunk.sizes)
 
     def metadata(self, plans: Sequence[SavePlan]) -> Metadata:
         """Torch's description of a checkpoint that all ranks' plans have written."""
