@@ -89,16 +89,16 @@ def _whole_tensors(
     parameters = [dict(chunk.named_parameters()) for chunk in chunks]
     like = next(iter(parameters[0].values()))
     for maker in dict.fromkeys(makers):
-        # Nothing is kept under a name here: it would outlive the next parameter's making.
-        if maker.rank <= rank < maker.rank + layout.tp:
-            yield _to_rank_zero(
-                _unite(parameters[maker.chunk][maker.parameter], maker, config, layout.tp),
-                maker,
-                config,
-                like=like,
-            )
-        else:
-            yield _to_rank_zero({}, maker, config, like=like)
+        makes = maker.rank <= rank < maker.rank + layout.tp
+        # Tensors get no name here: it would keep them until after the next parameter's making.
+        yield _to_rank_zero(
+            _unite(parameters[maker.chunk][maker.parameter], maker, config, layout.tp)
+            if makes
+            else {},
+            maker,
+            config,
+            like=like,
+        )
 
 
 def _unite(parameter: Tensor, maker: Maker, config: ModelConfig, tp: int) -> dict[str, Tensor]:

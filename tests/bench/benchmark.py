@@ -37,7 +37,7 @@ class Row:
     Attributes:
         name: after the benchmark's id.
         peer: what ours is compared with.
-        floor: the least median ratio; None where any is only told.
+        floor: the least median ratio.
         target: the ratio aimed at.
         ours, theirs: names in the sides' `seconds`.
         limit: names the seconds that nothing on this machine can be faster than, in our result.
@@ -47,7 +47,7 @@ class Row:
 
     name: str
     peer: str
-    floor: float | None
+    floor: float
     target: float
     ours: str
     theirs: str

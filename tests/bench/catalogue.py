@@ -211,9 +211,9 @@ def checkpoint(sizes: dict[str, int] = _CHECKPOINT_SIZES) -> Benchmark:
     rows = (
         ("save", "DCP save", "save", "save", 1.0, 1.2, "write limit"),
         ("async save's stall", "DCP save", "stall", "save", 2.0, 10.0, "copy limit"),
-        ("async save's stall", "DCP async_save's stall", "stall", "stall", None, 1.0, "copy limit"),
-        ("load TP2 as PP2", "DCP load", "load pp2", "load pp2", None, 1.0, None),
-        ("load TP2 as TP1", "DCP load", "load tp1", "load tp1", None, 1.0, None),
+        ("async save's stall", "DCP async_save's stall", "stall", "stall", 2.0, 4.0, "copy limit"),
+        ("load TP2 as PP2", "DCP load", "load pp2", "load pp2", 1.0, 1.0, None),
+        ("load TP2 as TP1", "DCP load", "load tp1", "load tp1", 1.0, 1.0, None),
     )
     return Benchmark(
         id="B6",

@@ -156,7 +156,7 @@ def _entry(
         "floor_is_share": row.floor_is_share,
         "target": row.target,
         "share_of_limit": share,
-        "holds": row.floor is None or (reached is not None and reached >= row.floor),
+        "holds": reached is not None and reached >= row.floor,
         "noisy": reasons,
     }
 

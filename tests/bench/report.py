@@ -70,9 +70,7 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
 
 def _line(entry: Mapping[str, Any]) -> str:
     share = entry["share_of_limit"]
-    floor = "none" if entry["floor"] is None else f"{entry['floor']}"
-    if entry["floor_is_share"]:
-        floor = f"{entry['floor']:.0%} of the limit"
+    floor = f"{entry['floor']:.0%} of the limit" if entry["floor_is_share"] else entry["floor"]
     verdict = "" if entry["holds"] else "below the floor"
     if entry["noisy"]:
         verdict = ", ".join(filter(None, [verdict, "noisy"]))
@@ -81,7 +79,7 @@ def _line(entry: Mapping[str, Any]) -> str:
         entry["name"],
         entry["peer"],
         f"**{entry['median']:.2f}** ({entry['low']:.2f} to {entry['high']:.2f})",
-        floor,
+        f"{floor}",
         f"{entry['target']}",
         "" if share is None else f"{share:.0%}",
         verdict,

@@ -104,7 +104,6 @@ def test_a_busy_machine_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_row_whose_peer_is_unsteady_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_busy", lambda: None)
     monkeypatch.setattr(measure, "MOST_SPREAD", -1.0)
     same, said = benchmark(addition("sum", 1000), addition("sum", 1000)), list[str]()
     assert measure.run(same, pairs=2, say=said.append) == []

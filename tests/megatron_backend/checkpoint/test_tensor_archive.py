@@ -23,8 +23,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_it_is_what_torch_writes(name: str) -> None:
-    tensor = TENSORS[name]
-    expected, found = io.BytesIO(), io.BytesIO()
+    tensor, expected = TENSORS[name], io.BytesIO()
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(tensor.contiguous().clone(), expected)

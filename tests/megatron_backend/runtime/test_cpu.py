@@ -83,7 +83,7 @@ def page_faults(_rank: int) -> list[int]:
     import torch
 
     faults = []
-    for _ in range(12):
+    for _ in range(24):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         first = torch.ones(2**22)
         second = first * 2
@@ -96,4 +96,4 @@ def test_memory_of_large_tensors_is_kept(ranks: Ranks) -> None:
     """Two of them are 8192 pages. The first passes pay for them, until the heap has two places that
     are large enough and aligned."""
     (faults,) = ranks.run(Layout(), page_faults)
-    assert min(faults[1:]) < 1000
+    assert max(faults[-3:]) < 1000
