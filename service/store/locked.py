@@ -60,7 +60,10 @@ class LockedJob:
         message: str = "",
         retry_at: float | None = None,
     ) -> None:
-        """Moves the job and writes the move into its log.
+        """Moves the job and writes the move into its log; an ended job is nobody's any more.
+
+        Nobody looks at an ended job again, so a claim that was given back after this, in a
+        transaction of its own, would stay for ever where the service is killed between the two.
 
         Raises:
             IllegalMove: the table of moves does not hold it.
@@ -69,6 +72,8 @@ class LockedJob:
         check_move(self.job.id, old, new)
         now = time.time()
         self.update(state=new, reason=reason, message=message, retry_at=retry_at, updated_at=now)
+        if new.terminal:
+            self.update(lock_token=None, lock_expires_at=None)
         data = {"from": old, "to": new, "reason": reason, "message": message}
         self.append(
             [

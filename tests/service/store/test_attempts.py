@@ -31,13 +31,14 @@ def test_an_attempt_that_nobody_saw_alive_can_have_ended_well(store: Store) -> N
 def test_g17_a_job_that_has_ended_can_not_end_again(store: Store) -> None:
     job, held = starting_job(store)
     store.attempts.end(held, 1, AttemptEnd(next_state=JobState.SUCCEEDED, reason=None))
+    again = claim(store, job)
     before = store.jobs.get(job.id), store.attempts.of_job(job.id)
     with pytest.raises(IllegalMove, match="terminal"):
         store.attempts.end(
-            held, 1, AttemptEnd(next_state=JobState.FAILED, reason=Reason.WORKER_LOST)
+            again, 1, AttemptEnd(next_state=JobState.FAILED, reason=Reason.WORKER_LOST)
         )
     with pytest.raises(IllegalMove, match="terminal"):
-        open_attempt(store, held, "again")
+        open_attempt(store, again, "again")
     assert store.jobs.cancel(job.id) == before[0]
     assert (store.jobs.get(job.id), store.attempts.of_job(job.id)) == before
 

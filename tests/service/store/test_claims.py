@@ -28,6 +28,16 @@ def test_a_claim_can_be_given_back_and_taken_again(store: Store) -> None:
     store.jobs.queue(second)
 
 
+def test_an_ended_job_is_nobodys_even_where_its_service_dies_before_it_gives_the_claim_back(
+    store: Store,
+) -> None:
+    job = new_job(store)
+    ended = store.jobs.end_without_attempt(
+        claim(store, job), JobState.FAILED, Reason.USER_ERROR, "no such model"
+    )
+    assert (ended.lock_token, ended.lock_expires_at) == (None, None)
+
+
 def test_there_is_no_claim_on_an_unknown_job(store: Store) -> None:
     assert store.claims.take("job-nowhere", lease_seconds=60) is None
 
