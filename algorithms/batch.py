@@ -5,8 +5,9 @@ One convention holds everywhere: index `i` of a per-token tensor speaks of token
 trained, and column 0, which nothing predicts, is always 0. No function shifts anything.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,8 +22,13 @@ class Batch:
         lengths: [B] int64, at least 1.
         loss_mask: [B, T] float32, 1 where the token is trained, else 0.
         per_token: more [B, T] float32 tensors: `old_log_probs`, `reference_log_probs`,
-            `rollout_log_probs`.
-        per_sequence: more [B] tensors: `advantages`, ...
+            `rollout_log_probs`, `advantages`, `values`, `returns`.
+        per_sequence: more [B] tensors: `margin`, `desirable`, ...
+        candidates: [B, T, K] tensors: for each token, others that might stand in its place.
+            `candidate_ids` int64 names them, and the model then says their log-probs too
+            (`PolicyOutputs.candidate_log_probs`); others are float32.
+        unit: so many rows, one behind the other, are read together by the loss (2: an answer that
+            was chosen, and the one that was rejected). No micro-batch takes them apart.
     """
 
     tokens: Tensor
@@ -30,6 +36,8 @@ class Batch:
     loss_mask: Tensor
     per_token: Mapping[str, Tensor] = field(default_factory=dict)
     per_sequence: Mapping[str, Tensor] = field(default_factory=dict)
+    candidates: Mapping[str, Tensor] = field(default_factory=dict)
+    unit: int = 1
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -42,7 +50,21 @@ class Batch:
             loss_mask=self.loss_mask[index],
             per_token={name: t[index] for name, t in self.per_token.items()},
             per_sequence={name: t[index] for name, t in self.per_sequence.items()},
+            candidates={name: t[index] for name, t in self.candidates.items()},
+            unit=self.unit,
         )
+
+    def masked(self, kept: Tensor) -> "Batch":
+        """The same batch, with no token trained of rows that `kept` [B] is False of."""
+        return replace(self, loss_mask=self.loss_mask * kept.float().unsqueeze(1))
+
+    def with_per_token(self, **tensors: Tensor) -> "Batch":
+        """The same batch with more [B, T] tensors."""
+        return replace(self, per_token={**self.per_token, **tensors})
+
+    def with_per_sequence(self, **tensors: Tensor) -> "Batch":
+        """The same batch with more [B] tensors."""
+        return replace(self, per_sequence={**self.per_sequence, **tensors})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +78,23 @@ class Normalizer:
     """Trained tokens: the sum of `loss_mask`."""
     sequences: float
     """Sequences with at least one trained token."""
+    units: float = 1.0
+    """Units (see `Batch.unit`) all of whose rows have a trained token."""
 
     @classmethod
     def of(cls, batch: Batch) -> "Normalizer":
         """Counts a whole batch. An empty count becomes 1: 0 / 1 is 0, where 0 / 0 is NaN."""
+        return cls.of_all([batch])
+
+    @classmethod
+    def of_all(cls, batches: Sequence[Batch]) -> "Normalizer":
+        """Counts several batches as if they were one."""
+        trained = [batch.loss_mask.sum(dim=1) > 0 for batch in batches]
+        whole = [rows.view(-1, b.unit).all(dim=1) for rows, b in zip(trained, batches, strict=True)]
         return cls(
-            tokens=max(float(batch.loss_mask.sum()), 1.0),
-            sequences=max(float((batch.loss_mask.sum(dim=1) > 0).sum()), 1.0),
+            tokens=max(math.fsum(float(batch.loss_mask.sum()) for batch in batches), 1.0),
+            sequences=max(float(sum(int(rows.sum()) for rows in trained)), 1.0),
+            units=max(float(sum(int(units.sum()) for units in whole)), 1.0),
         )
 
 
@@ -74,12 +106,56 @@ class PolicyOutputs:
 
     Attributes:
         log_probs: [B, T] float32, with gradient; 0 where the token is not trained.
-        entropy: [B, T] float32 without gradient, of the distribution that token i was drawn from;
-            0 where the token is not trained.
+        entropy: [B, T] float32, with gradient, of the distribution that token i was drawn from; 0
+            where the token is not trained.
+        candidate_log_probs: [B, T, K] float32, with gradient, of the batch's `candidate_ids`; 0
+            where the token is not trained. None where the batch has none.
     """
 
     log_probs: Tensor
     entropy: Tensor
+    candidate_log_probs: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueOutputs:
+    """What a model with a value head says of a micro-batch's own tokens.
+
+    Attributes:
+        values: [B, T] float32, with gradient. `values[b, i]` is computed from tokens 0 to i - 1,
+            as is the distribution that token i is drawn from: it is the value of the state before
+            token i. 0 where the token is not trained.
+        scores: [B] float32, with gradient: read from a sequence's last token, all of it seen.
+    """
+
+    values: Tensor
+    scores: Tensor
+
+
+type Outputs = PolicyOutputs | ValueOutputs
+"""By the spec's `head`."""
+
+
+def policy_outputs(outputs: Outputs) -> PolicyOutputs:
+    """What a model that predicts tokens said.
+
+    Raises:
+        TypeError: it is one with a value head.
+    """
+    if not isinstance(outputs, PolicyOutputs):
+        raise TypeError("a loss on log-probs was given a value model's outputs")
+    return outputs
+
+
+def value_outputs(outputs: Outputs) -> ValueOutputs:
+    """What a model with a value head said.
+
+    Raises:
+        TypeError: it is one that predicts tokens.
+    """
+    if not isinstance(outputs, ValueOutputs):
+        raise TypeError("a loss on values was given the outputs of a model that predicts tokens")
+    return outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

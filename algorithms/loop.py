@@ -6,26 +6,23 @@ and the learning rate are functions of the step, the order of rows has a cursor.
 killed and resumed takes the same steps as one that is not.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from algorithms.algorithm import Algorithm, load_algorithm
-from algorithms.batch import Batch, Normalizer
 from algorithms.data.dataset import Dataset
 from algorithms.data.source import validation_loss
 from algorithms.errors import JobFailure
 from algorithms.evaluate import Evaluator
-from algorithms.faults import StepGuard, StepRefused, describe
+from algorithms.faults import StepGuard, StepRefused
 from algorithms.phases import PhaseClock
-from algorithms.protocols import Recorder, StepResult, Workers
+from algorithms.prepare import Prepared, prepare
+from algorithms.protocols import Recorder, Workers
 from algorithms.samples import Samples, Source
-from algorithms.schedule import learning_rate
 from algorithms.setup import open_parts
+from algorithms.update import Updates
 from service.spec import JobContext
 
 if TYPE_CHECKING:
@@ -104,6 +101,7 @@ class Loop:
     stop: Callable[[], JobFailure | None] = lambda: None
     step: int = 0
     guard: StepGuard = field(init=False)
+    _updates: Updates = field(init=False)
     _start: Mapping[str, Any] = field(init=False)
     _synced: int | None = None
     _evaluations: list[Mapping[str, Any]] = field(default_factory=list)
@@ -111,6 +109,14 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.guard = StepGuard(self.context.spec.faults)
+        self._updates = Updates(
+            self.context.spec,
+            self.algorithm,
+            self.workers,
+            self.guard,
+            self.recorder,
+            total_steps=self.source.total_steps,
+        )
         self._start = self.source.state()
 
     def run(self) -> int:
@@ -148,28 +154,16 @@ class Loop:
 
     def _train_step(self, step: int) -> None:
         """One step of the job: samples, their log-probs and advantages, updates, sync."""
-        algorithm = self.algorithm
         self._evaluations.clear()
         clock = PhaseClock(on_enter=lambda phase: self._enter(step - 1, phase))
         samples = self.source.draw(step, clock)
         if step in self.guard.left_out:
             self._leave_out(samples, step)
             return
-        batch = samples.batch
-        if algorithm.needs_old_log_probs or algorithm.needs_reference:
-            with clock("logprobs"):
-                batch = self._with_log_probs(batch)
-        if samples.rewards is not None:
-            with clock("advantage"):
-                batch = with_advantages(batch, algorithm.advantages(samples.rewards))
-        normalizer = Normalizer.of(batch)
-        rate = learning_rate(self.context.spec.optimizer, step, self.source.total_steps)
+        prepared = prepare(samples, self.context.spec, self.algorithm, self.workers, clock)
         try:
             with clock("update"):
-                results = [
-                    self._update(batch, normalizer, step, rate)
-                    for _ in range(algorithm.updates_per_rollout)
-                ]
+                updated = self._updates.take(prepared.batch, step)
         except StepRefused as refused:
             self._refuse(refused, samples)
             return
@@ -177,35 +171,7 @@ class Loop:
         if self.source.online:
             with clock("sync"):
                 self._sync()
-        self._record_step(samples, batch, results, rate, clock)
-
-    def _update(self, batch: Batch, normalizer: Normalizer, step: int, rate: float) -> StepResult:
-        """One update, tried a second time where the first goes wrong; see `algorithms.faults`.
-
-        Raises:
-            StepRefused: both went wrong; nothing was changed.
-        """
-        results = []
-        for _ in range(2):
-            result = self.workers.train.train_step(
-                batch, normalizer, learning_rate=rate, norm_limit=self.guard.norm_limit
-            )
-            results.append(result)
-            fault = self.guard.fault(result)
-            if fault is None:
-                break
-        first, last = results[0], results[-1]
-        if fault is not None:
-            raise StepRefused(step, fault, first, last)
-        if first is not last and (passing := self.guard.fault(first)) is not None:
-            message = (
-                f"step {step}: {describe(passing, first)}; a second run of the same step was well "
-                f"({last.loss:g}, {last.gradient_norm:g}) and counts. That is a passing fault of "
-                "the hardware, or a race"
-            )
-            self.recorder.record("warning", {"message": message, "transient": True}, step=step)
-        self.guard.took(last)
-        return last
+        self._record_step(samples, prepared, updated, clock)
 
     def _refuse(self, refused: StepRefused, samples: Samples) -> None:
         """Leaves a step out, now or after going back to the last checkpoint.
@@ -241,31 +207,15 @@ class Loop:
         self.recorder.record("metrics", {**samples.metrics, "left_out": 1}, step=step)
         self._progress(step, "done", always=True)
 
-    def _with_log_probs(self, batch: Batch) -> Batch:
-        """Adds the log-probs that the algorithm asks for, all of before the first update."""
-        per_token = dict(batch.per_token)
-        if self.algorithm.needs_old_log_probs:
-            per_token["old_log_probs"] = self.workers.train.log_probs(batch)
-        if self.algorithm.needs_reference:
-            per_token["reference_log_probs"] = self.workers.train.log_probs(
-                batch, model="reference"
-            )
-        return replace(batch, per_token=per_token)
-
     def _record_step(
-        self,
-        samples: Samples,
-        batch: Batch,
-        results: Sequence[StepResult],
-        rate: float,
-        clock: PhaseClock,
+        self, samples: Samples, prepared: Prepared, updated: Mapping[str, float], clock: PhaseClock
     ) -> None:
         for warning in samples.warnings:
             self.recorder.record("warning", warning, step=self.step)
+        batch = prepared.batch
         metrics = {
-            **samples.metrics,
-            **mean_metrics(results),
-            "learning_rate": rate,
+            **prepared.metrics,
+            **updated,
             "tokens": int(batch.loss_mask.sum()),
             "samples": int((batch.loss_mask.sum(dim=1) > 0).sum()),
             **clock.seconds(),
@@ -325,6 +275,7 @@ class Loop:
         self.step = 0 if state is None else int(state["step"])
         self.source.restore(self._start if state is None else state["source"])
         self.guard.restore(None if state is None else state.get("faults"))
+        self.algorithm.restore({} if state is None else state["algorithm"])
 
     def _save(self, *, required: bool) -> None:
         self._progress(self.step, "checkpoint", always=True)
@@ -332,6 +283,7 @@ class Loop:
             "step": self.step,
             "source": self.source.state(),
             "faults": self.guard.state(),
+            "algorithm": self.algorithm.state(),
         }
         self.workers.checkpoints.save(
             self.step, state, evaluations=tuple(self._evaluations), required=required
@@ -353,29 +305,6 @@ class Loop:
             self._progress_at = now
             data = {"step": step, "total_steps": self.source.total_steps, "phase": phase}
             self.recorder.record("progress", data)
-
-
-def with_advantages(batch: Batch, advantages: Sequence[Sequence[float | None]]) -> Batch:
-    """Adds `advantages` [B]; a sequence whose advantage is None is trained no more."""
-    flat = [advantage for group in advantages for advantage in group]
-    kept = torch.tensor([float(advantage is not None) for advantage in flat])
-    values = torch.tensor([advantage or 0.0 for advantage in flat], dtype=torch.float32)
-    return replace(
-        batch,
-        loss_mask=batch.loss_mask * kept.unsqueeze(1),
-        per_sequence={**batch.per_sequence, "advantages": values},
-    )
-
-
-def mean_metrics(results: Sequence[StepResult]) -> dict[str, float]:
-    """Loss, gradient norm and the algorithm's metrics, as means over a step's updates."""
-    rows: list[Mapping[str, Any]] = [
-        {**result.metrics, "loss": result.loss, "gradient_norm": result.gradient_norm}
-        for result in results
-    ]
-    names = sorted({name for row in rows for name in row})
-    values = {name: [row[name] for row in rows if name in row] for name in names}
-    return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -11,13 +11,13 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from algorithms.batch import Batch, LossOutput, Normalizer, PolicyOutputs
+from algorithms.batch import Batch, LossOutput, Normalizer, Outputs
 
 
 class Loss(Protocol):
     """The part of an algorithm that runs inside a rank, on one micro-batch."""
 
-    def loss(self, outputs: PolicyOutputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
+    def loss(self, outputs: Outputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
         """See `LossOutput` for what the parts mean."""
         ...
 
@@ -63,8 +63,7 @@ class TrainEngine(Protocol):
     ) -> Tensor:
         """[B, T] log p(token i | before i) without gradient, at the temperature of `PolicyOutputs`.
 
-        `reference` is the model as the job started (kept only where the algorithm's `kl_coef`
-        or its like asks for it).
+        `reference` is the model as the job started (kept only where the algorithm's spec says so).
         """
         ...
 
@@ -76,6 +75,47 @@ class TrainEngine(Protocol):
         """Largest difference between the copies of a tied embedding on two pipeline stages.
 
         None where the model is not tied, or one stage holds both ends of it.
+        """
+        ...
+
+
+class Critic(Protocol):
+    """The value model that is trained beside the policy, with its own optimizer."""
+
+    def train_step(
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
+    ) -> StepResult:
+        """As `TrainEngine.train_step`, with the algorithm's `value_loss`."""
+        ...
+
+    def values(self, batch: Batch) -> Tensor:
+        """[B, T] as `ValueOutputs.values`, without gradient."""
+        ...
+
+
+class Scorer(Protocol):
+    """A reward model that is not trained."""
+
+    def scores(self, batch: Batch) -> Tensor:
+        """[B] as `ValueOutputs.scores`."""
+        ...
+
+
+class Teacher(Protocol):
+    """A model that is not trained, and whose distributions are learned."""
+
+    def likeliest(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
+        """For each trained token, the `count` likeliest tokens in its place (all of them where the
+        vocabulary has fewer), by the distribution that the token itself is drawn from.
+
+        Returns:
+            ids [B, T, K] int64, likeliest first; log_probs [B, T, K] float32. 0 where a token is
+            not trained.
         """
         ...
 
@@ -206,3 +246,6 @@ class Workers:
     train: TrainEngine
     generator: Generator | None
     checkpoints: Checkpoints
+    critic: Critic | None = None
+    scorer: Scorer | None = None
+    teacher: Teacher | None = None

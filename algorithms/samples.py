@@ -1,11 +1,48 @@
 """What a source of training data hands to the loop for one step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from algorithms.batch import Batch
 from algorithms.phases import PhaseClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Episodes that the policy played, with what they earned.
+
+    Attributes:
+        batch: B sequences; `loss_mask` marks the policy's own tokens. Rows that were not scored
+            keep their place, and none of their tokens is trained.
+        rewards: [B, T] float32: each turn's reward at the turn's last token, 0 elsewhere.
+        scored: [B] bool. What was not scored is not 0: it takes no part in any statistics.
+        group_size: so many rows, one behind the other, answer one question.
+        truncated: [B] bool: the episode was cut.
+        baselines: [B] float32, the reward of the greedy answer to a row's question; NaN where that
+            could not be scored. None where the spec asks for none.
+    """
+
+    batch: Batch
+    rewards: Tensor
+    scored: Tensor
+    group_size: int = 1
+    truncated: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    baselines: Tensor | None = None
+
+    @property
+    def returns(self) -> Tensor:
+        """[B] float64, the sum of each row's rewards."""
+        return self.rewards.double().sum(dim=1)
+
+    @property
+    def last(self) -> Tensor:
+        """[B] int64: place of each row's last trained token; 0 where none is trained."""
+        places = torch.arange(self.batch.loss_mask.shape[1])
+        return (places * (self.batch.loss_mask > 0)).amax(dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,15 +51,18 @@ class Samples:
 
     Attributes:
         batch: B sequences; `loss_mask` marks what may be trained.
-        rewards: of each group, in the batch's order (B in all); None for offline data.
+        rollout: what they earned, with the very same batch; None for offline data.
         metrics: numbers by name for the step's `metrics` event.
         warnings: for the step's `warning` events.
+        rows: of offline data, which row of the file each unit of the batch is: what does not
+            change with the model is computed once for each.
     """
 
     batch: Batch
-    rewards: Sequence[Sequence[float | None]] | None = None
+    rollout: Rollout | None = None
     metrics: Mapping[str, float]
     warnings: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[int] | None = None
 
 
 class Source(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from algorithms.batch import Batch, Normalizer
+from algorithms.batch import Normalizer
 from algorithms.data.chat import ChatFormat
 from algorithms.data.collation import collate
 from algorithms.data.dataset import Dataset, load_dataset
@@ -73,6 +73,7 @@ class RowSource:
                 "data_start": draw.start,
                 "data_end": draw.end,
             },
+            rows=draw.indices,
         )
 
     def state(self) -> dict[str, Any]:
@@ -99,13 +100,5 @@ def validation_loss(
         )
         batch.loss_mask[batch_size - filling :] = 0.0
         batches.append(batch)
-    normalizer = _whole(batches)
+    normalizer = Normalizer.of_all(batches)
     return math.fsum(train.evaluate_loss(batch, normalizer).loss for batch in batches)
-
-
-def _whole(batches: list[Batch]) -> Normalizer:
-    """Counts over all batches together."""
-    return Normalizer(
-        tokens=max(sum(float(b.loss_mask.sum()) for b in batches), 1.0),
-        sequences=max(sum(float((b.loss_mask.sum(dim=1) > 0).sum()) for b in batches), 1.0),
-    )

@@ -9,27 +9,34 @@ counted before the split. The shares of all micro-batches and ranks then add up 
 from torch import Tensor
 
 from algorithms.batch import Normalizer
-from service.spec.algorithm import LossAggregation
+from service.spec.algorithms.aggregation import LossAggregation
 
 
 def aggregate(
-    values: Tensor, mask: Tensor, aggregation: LossAggregation, normalizer: Normalizer
+    values: Tensor,
+    mask: Tensor,
+    aggregation: LossAggregation,
+    normalizer: Normalizer,
+    *,
+    length_constant: int = 1,
 ) -> Tensor:
     """A micro-batch's share of the step's loss.
 
     With m the mask, N the step's trained tokens and S its sequences that have any:
 
-        token-mean:           sum_bt m v / N                        (DAPO, arXiv 2503.14476, eq. 8)
-        seq-mean-token-mean:  sum_b (sum_t m v / sum_t m) / S       (GRPO, arXiv 2402.03300, eq. 3)
-        seq-mean-token-sum:   sum_b sum_t m v / S                   (Dr. GRPO, arXiv 2503.20783)
+        token-mean:               sum_bt m v / N                    (DAPO, arXiv 2503.14476, eq. 8)
+        seq-mean-token-mean:      sum_b (sum_t m v / sum_t m) / S   (GRPO, arXiv 2402.03300, eq. 3)
+        seq-mean-token-sum:       sum_b sum_t m v / S
+        seq-mean-token-sum-norm:  sum_b sum_t m v / (S L)           (Dr. GRPO, arXiv 2503.20783)
 
     A fully masked sequence adds nothing and is not counted in S.
 
     Args:
         values: [B, T] with gradient.
         mask: [B, T], 1 where the token is trained. What is masked may be NaN.
-        aggregation: one of the three names.
+        aggregation: one of the names.
         normalizer: counts of the whole step.
+        length_constant: L.
 
     Returns:
         A scalar, attached to the graph even where the whole mask is 0.
@@ -40,4 +47,6 @@ def aggregate(
     per_sequence = kept.sum(dim=1)
     if aggregation == "seq-mean-token-mean":
         per_sequence = per_sequence / mask.sum(dim=1).clamp(min=1.0)
+    elif aggregation == "seq-mean-token-sum-norm":
+        per_sequence = per_sequence / length_constant
     return per_sequence.sum() / normalizer.sequences

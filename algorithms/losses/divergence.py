@@ -11,19 +11,26 @@ p is the policy that is trained and q the one it is held to: the other way round
 
 from torch import Tensor
 
+from service.spec.algorithms.policy_gradient import KlEstimator
+
 # exp overflows float32 beyond 88; 20 is far beyond any sane policy.
 LOG_RATIO_BOUND = 20.0
 
 
-def k3(log_probs: Tensor, other_log_probs: Tensor) -> Tensor:
-    """The k3 estimate of each token (GRPO, arXiv 2402.03300, eq. 4).
+def estimate_kl(log_probs: Tensor, other_log_probs: Tensor, estimator: KlEstimator) -> Tensor:
+    """The named estimate of each token (k3: GRPO, arXiv 2402.03300, eq. 4).
 
     Args:
         log_probs: [B, T] of the policy p, with or without gradient.
         other_log_probs: [B, T] of q.
+        estimator: which.
 
     Returns:
-        [B, T], at least 0.
+        [B, T]; k2 and k3 are at least 0.
     """
-    difference = (other_log_probs - log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return difference.exp() - difference - 1.0
+    difference = (log_probs - other_log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2.0
+    return (-difference).exp() + difference - 1.0

@@ -69,6 +69,16 @@ class Episode:
         return [token for segment in self.segments for token in segment.token_ids]
 
     @property
+    def turn_ends(self) -> list[int]:
+        """Where in `token_ids` the last token of each of the policy's turns stands."""
+        ends, place = [], -1
+        for segment in self.segments:
+            place += len(segment.token_ids)
+            if segment.origin == "policy":
+                ends.append(place)
+        return ends
+
+    @property
     def policy_mask(self) -> list[int]:
         """1 for each token that the policy wrote, else 0."""
         return [

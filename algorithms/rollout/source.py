@@ -1,7 +1,6 @@
 """Episodes as steps: the policy is asked, plays, and its own tokens become the batch."""
 
 from collections.abc import Mapping, Sequence
-from itertools import batched
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from algorithms.rollout.collector import Collector
 from algorithms.rollout.episode import Episode
 from algorithms.rollout.questions import Questions
 from algorithms.rollout.statistics import episode_metrics, episode_warnings, refuse_many_errors
-from algorithms.samples import Samples
+from algorithms.samples import Rollout, Samples
 from algorithms.seeds import derive_seed
 from service.spec import JobContext, Reason
 
@@ -66,10 +65,10 @@ class EpisodeSource:
             clock=clock,
         )
         refuse_many_errors(episodes, self._rollout.max_error_rate)
-        rewards = [episode.reward for episode in episodes]
+        batch = self._batch(episodes)
         return Samples(
-            batch=self._batch(episodes),
-            rewards=[list(group) for group in batched(rewards, self._group_size)],
+            batch=batch,
+            rollout=episode_rollout(episodes, batch, group_size=self._group_size),
             metrics=episode_metrics(episodes),
             warnings=episode_warnings(episodes),
         )
@@ -114,4 +113,26 @@ def episode_batch(episodes: Sequence[Episode], *, padding_id: int, max_length: i
         lengths=batch.lengths,
         loss_mask=batch.loss_mask,
         per_token={"rollout_log_probs": rollout_log_probs},
+    )
+
+
+def episode_rollout(episodes: Sequence[Episode], batch: Batch, *, group_size: int) -> Rollout:
+    """What the episodes of a batch earned, each reward at the last token of its turn.
+
+    Args:
+        episodes: one for each row of the batch.
+        batch: see `episode_batch`.
+        group_size: so many episodes, one behind the other, have one question.
+    """
+    rewards = torch.zeros_like(batch.loss_mask)
+    for row, episode in enumerate(episodes):
+        if episode.reward is not None:
+            for place, reward in zip(episode.turn_ends, episode.rewards, strict=True):
+                rewards[row, place] = reward or 0.0
+    return Rollout(
+        batch=batch,
+        rewards=rewards,
+        scored=torch.tensor([episode.reward is not None for episode in episodes]),
+        group_size=group_size,
+        truncated=torch.tensor([episode.truncated for episode in episodes]),
     )

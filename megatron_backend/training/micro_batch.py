@@ -10,7 +10,7 @@ nothing. The sum over a step's rows does not depend on their order.
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -186,12 +186,12 @@ def _trimmed(batch: Batch, rows: Sequence[int]) -> Batch:
     """The chosen rows, cut to the longest of them."""
     chosen = batch.rows(torch.tensor(rows, dtype=torch.int64))
     length = int(chosen.lengths.max()) if rows else 1
-    return Batch(
+    return replace(
+        chosen,
         tokens=chosen.tokens[:, :length],
-        lengths=chosen.lengths,
         loss_mask=chosen.loss_mask[:, :length],
         per_token={name: tensor[:, :length] for name, tensor in chosen.per_token.items()},
-        per_sequence=chosen.per_sequence,
+        candidates={name: tensor[:, :length] for name, tensor in chosen.candidates.items()},
     )
 
 
@@ -205,4 +205,6 @@ def _to_device(batch: Batch, device: torch.device) -> Batch:
         loss_mask=batch.loss_mask.to(device=device),
         per_token=move(batch.per_token),
         per_sequence=move(batch.per_sequence),
+        candidates=move(batch.candidates),
+        unit=batch.unit,
     )

@@ -113,7 +113,7 @@ class RankWorker:
         self.context = context
         algorithm = load_algorithm(spec.algorithm)
         model = self._build()
-        if fresh or algorithm.needs_reference:
+        if fresh or spec.algorithm.keeps_reference:
             self._load_start(model)
         size = spec.training.micro_batch_size
         self._trainer = Trainer(
@@ -128,7 +128,7 @@ class RankWorker:
             micro_batch_tokens=spec.training.micro_batch_tokens,
             packing=spec.training.packing,
             fp8=spec.precision.fp8,
-            reference=self._copy(model) if algorithm.needs_reference else None,
+            reference=self._copy(model) if spec.algorithm.keeps_reference else None,
         )
 
     def train_step(

@@ -1,6 +1,30 @@
 """The contract that the service, the CLI and the workers share. Free of torch and Ray."""
 
-from service.spec.algorithm import AlgorithmSpec, GrpoSpec, SftSpec, algorithm_specs
+from service.spec.algorithm import AlgorithmSpec, DynamicSampling, algorithm_specs
+from service.spec.algorithms.distillation import DistillationSpec
+from service.spec.algorithms.group_relative import (
+    CispoSpec,
+    DapoSpec,
+    DrGrpoSpec,
+    GrpoSpec,
+    GspoSpec,
+)
+from service.spec.algorithms.policy_gradient import (
+    GroupSpec,
+    OverlongPenalty,
+    PolicyGradientSpec,
+    RolloutCorrection,
+)
+from service.spec.algorithms.ppo import AdaptiveKl, FixedKl, PpoSpec
+from service.spec.algorithms.preference import (
+    DpoSpec,
+    KtoSpec,
+    OrpoSpec,
+    RewardModelSpec,
+    SimpoSpec,
+)
+from service.spec.algorithms.reinforce import ReinforcePlusPlusSpec, RemaxSpec, RlooSpec
+from service.spec.algorithms.sft import SftSpec
 from service.spec.attempt import (
     EventBatch,
     JobContext,
@@ -11,6 +35,13 @@ from service.spec.attempt import (
     WorkerEvent,
 )
 from service.spec.job import JobSpec
+from service.spec.other_models import (
+    CriticSpec,
+    FrozenLayout,
+    FrozenModelSpec,
+    RewardSpec,
+    Role,
+)
 from service.spec.parts import (
     BestSpec,
     CheckpointSpec,
@@ -34,34 +65,60 @@ from service.spec.parts import (
 )
 
 __all__ = [
+    "AdaptiveKl",
     "AlgorithmSpec",
     "BestSpec",
     "CheckpointSpec",
+    "CispoSpec",
+    "CriticSpec",
+    "DapoSpec",
     "DataSpec",
     "DeadlineSpec",
+    "DistillationSpec",
+    "DpoSpec",
+    "DrGrpoSpec",
+    "DynamicSampling",
     "EnvironmentRef",
     "EvaluationSpec",
     "EventBatch",
     "FaultSpec",
+    "FixedKl",
     "Fp8Spec",
+    "FrozenLayout",
+    "FrozenModelSpec",
+    "GroupSpec",
     "GrpoSpec",
+    "GspoSpec",
     "InitialModel",
     "JobContext",
     "JobSpec",
+    "KtoSpec",
     "ModelSource",
     "OptimizerSpec",
+    "OrpoSpec",
     "Outcome",
+    "OverlongPenalty",
     "ParallelSpec",
+    "PolicyGradientSpec",
+    "PpoSpec",
     "PrecisionSpec",
     "Reason",
+    "ReinforcePlusPlusSpec",
+    "RemaxSpec",
     "ResolvedModel",
     "ResourceSpec",
     "ResumeSpec",
     "ResumedCheckpoint",
     "RetrySpec",
+    "RewardModelSpec",
+    "RewardSpec",
+    "RlooSpec",
+    "Role",
+    "RolloutCorrection",
     "RolloutLayout",
     "RolloutSpec",
     "SftSpec",
+    "SimpoSpec",
     "TrainingSpec",
     "WorkerEvent",
     "algorithm_specs",

@@ -16,8 +16,20 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from service.spec.base import SpecModel
+from service.spec.other_models import CriticSpec, FrozenModelSpec
 
-LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+RowKind = Literal["conversation", "preference", "label"]
+Head = Literal["vocabulary", "value"]
+
+
+class DynamicSampling(SpecModel):
+    """Questions whose answers all have the same reward teach nothing, and are replaced by others
+    (DAPO, arXiv 2503.14476, section 3.2)."""
+
+    max_batches: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Batches of questions at most that are sampled for one step."""
+    when_short: Literal["train", "fail"] = "train"
+    """What to do where they did not give enough: train on what there is, or fail."""
 
 
 class AlgorithmSpec(SpecModel):
@@ -32,6 +44,15 @@ class AlgorithmSpec(SpecModel):
     online: ClassVar[bool]
     """True where the model samples its own training data from an environment."""
 
+    rows: ClassVar[RowKind] = "conversation"
+    """What a row of an offline algorithm's data is."""
+
+    head: ClassVar[Head] = "vocabulary"
+    """What the trained model says of a token: how likely each is, or one number."""
+
+    greedy_baseline: ClassVar[bool] = False
+    """Whether each question is also answered greedily, for a baseline that is not trained."""
+
     summary: ClassVar[str]
     """One line for listings."""
 
@@ -40,45 +61,25 @@ class AlgorithmSpec(SpecModel):
         """How many answers an online algorithm samples for one question."""
         return 1
 
-
-class SftSpec(AlgorithmSpec):
-    """Supervised fine-tuning: cross-entropy on the assistant's tokens."""
-
-    type: Literal["sft"] = "sft"
-    implementation: ClassVar[str] = "algorithms.sft:Sft"
-    online: ClassVar[bool] = False
-    summary: ClassVar[str] = "Supervised fine-tuning on the assistant's tokens"
-
-    loss_aggregation: LossAggregation = "token-mean"
-    """How token losses become one number; `token-mean` divides by all trained tokens of a step."""
-
-
-class GrpoSpec(AlgorithmSpec):
-    """Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300)."""
-
-    type: Literal["grpo"] = "grpo"
-    implementation: ClassVar[str] = "algorithms.grpo:Grpo"
-    online: ClassVar[bool] = True
-    summary: ClassVar[str] = "Group-relative advantages, clipped token ratio, KL to a reference"
-
-    group_size: Annotated[int, Field(ge=2, le=1024)] = 8
-    """Samples per question. A group of one has no advantage, so at least two."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0, le=10)] = 0.2
-    """The ratio is clipped above at 1 + clip_high."""
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the k3 KL estimate against the starting model; 0 keeps no reference model."""
-    normalize_by_std: bool = True
-    """Divide a group's centred rewards by their sample standard deviation (n - 1)."""
-    updates_per_rollout: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimizer steps on each batch of samples."""
-    loss_aggregation: LossAggregation = "token-mean"
-    """How token losses become one number; `token-mean` divides by all trained tokens of a step."""
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether log-probs of the model as the job started are needed."""
+        return False
 
     @property
-    def samples_per_prompt(self) -> int:
-        return self.group_size
+    def resampling(self) -> DynamicSampling | None:
+        """Whether questions that teach nothing are replaced."""
+        return None
+
+    @property
+    def critic(self) -> CriticSpec | None:
+        """The value model that is trained beside the policy, where there is one."""
+        return None
+
+    @property
+    def teacher(self) -> FrozenModelSpec | None:
+        """The model whose distributions are learned, where there is one."""
+        return None
 
 
 @cache

@@ -33,6 +33,7 @@ from pydantic import Field
 
 from service.spec.base import FileId, SpecModel
 from service.spec.job import JobSpec
+from service.spec.other_models import Role
 
 
 class Reason(StrEnum):
@@ -105,6 +106,8 @@ class JobContext(SpecModel):
     dp: Annotated[int, Field(ge=1)]
     """Data parallelism, with `auto` resolved."""
     model: ResolvedModel
+    other_models: dict[Role, ResolvedModel] = Field(default_factory=dict)
+    """Of each role that the spec gives to another model (`JobSpec.other_models`)."""
     files: dict[FileId, str] = Field(default_factory=dict)
     """Path of each uploaded file that the spec names."""
     resume: ResumedCheckpoint | None = None

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from service.spec.algorithm import AlgorithmField
 from service.spec.base import JobName, SpecModel
+from service.spec.other_models import RewardSpec, Role
 from service.spec.parts import (
     CheckpointSpec,
     DataSpec,
@@ -41,6 +42,8 @@ class JobSpec(SpecModel):
     """What an offline algorithm trains on."""
     rollout: RolloutSpec = RolloutSpec()
     """Sampling."""
+    reward: RewardSpec = RewardSpec()
+    """What an episode of an online algorithm is worth."""
     parallel: ParallelSpec = ParallelSpec()
     """Layout of training."""
     precision: PrecisionSpec = PrecisionSpec()
@@ -74,6 +77,8 @@ class JobSpec(SpecModel):
                 raise ValueError(f"`training.steps` is needed: {kind} has no epochs")
         elif self.data is None:
             raise ValueError(f"`data` is needed: {kind} trains on rows")
+        elif self.reward.model is not None:
+            raise ValueError(f"`reward.model` has no use: {kind} trains on rows")
         return self
 
     @model_validator(mode="after")
@@ -86,3 +91,16 @@ class JobSpec(SpecModel):
     def evaluation_environment(self) -> EnvironmentRef | None:
         """The environment that evaluations use."""
         return self.evaluation.environment or self.environment
+
+    @property
+    def other_models(self) -> dict[Role, tuple[str, ModelSource]]:
+        """Models beside `model`: for each role, the field that names its weights, and these."""
+        found: dict[Role, tuple[str, ModelSource]] = {}
+        critic, teacher, reward = self.algorithm.critic, self.algorithm.teacher, self.reward.model
+        if critic is not None and critic.source is not None:
+            found["critic"] = ("algorithm.value_model.source", critic.source)
+        if teacher is not None:
+            found["teacher"] = ("algorithm.teacher_model.source", teacher.source)
+        if reward is not None:
+            found["reward"] = ("reward.model.source", reward.source)
+        return found

@@ -133,7 +133,7 @@ def cache_bytes_per_token(spec: JobSpec, model: ModelConfig) -> int:
 
 
 def _keeps_reference(spec: JobSpec) -> bool:
-    return bool(getattr(spec.algorithm, "kl_coef", 0.0) > 0)
+    return spec.algorithm.keeps_reference
 
 
 def _sampler(spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool) -> tuple[int, int]:

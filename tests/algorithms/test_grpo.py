@@ -1,8 +1,4 @@
-"""The GRPO loss against values that TRL, verl and OpenRLHF agree on, and against formulas in fp64.
-
-The fixture is drawn here exactly as it was for the references: numpy RandomState(7), six sequences
-of lengths 5, 3, 4, 2, 5, 1. Column 0 of our tensors predicts nothing, so theirs begin at column 1.
-"""
+"""The GRPO loss against values that TRL, verl and OpenRLHF agree on, and formulas in fp64."""
 
 import math
 
@@ -14,30 +10,9 @@ from torch import Tensor
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer, PolicyOutputs
 from algorithms.grpo import Grpo
+from algorithms.samples import Rollout
 from service.spec import GrpoSpec
-
-ADVANTAGES = [1.3, -0.8, 0.4, -1.7, 0.9, -0.2]
-LENGTHS = [5, 3, 4, 2, 5, 1]
-
-
-def _fixture(device_dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor]:
-    draw = np.random.RandomState(7)
-    old = -draw.uniform(0.2, 3.0, (6, 5))
-    new = old + draw.normal(0, 0.35, (6, 5))
-    reference = old + draw.normal(0, 0.5, (6, 5))
-    mask = np.array([[i < n for i in range(5)] for n in LENGTHS], dtype=np.float32)
-
-    def aligned(values: np.ndarray) -> Tensor:
-        return torch.nn.functional.pad(torch.tensor(values, dtype=device_dtype), (1, 0))
-
-    batch = Batch(
-        tokens=torch.zeros(6, 6, dtype=torch.int64),
-        lengths=torch.tensor(LENGTHS) + 1,
-        loss_mask=aligned(mask).float(),
-        per_token={"old_log_probs": aligned(old), "reference_log_probs": aligned(reference)},
-        per_sequence={"advantages": torch.tensor(ADVANTAGES, dtype=device_dtype)},
-    )
-    return batch, aligned(new).requires_grad_()
+from tests.algorithms.reference_fixture import ADVANTAGES, LENGTHS, reference_fixture
 
 
 def _loss(spec: GrpoSpec, batch: Batch, log_probs: Tensor, normalizer: Normalizer | None = None):
@@ -58,7 +33,7 @@ def _loss(spec: GrpoSpec, batch: Batch, log_probs: Tensor, normalizer: Normalize
 def test_values_that_the_references_agree_on(
     fields: dict[str, object], value: float, gradient_norm: float | None
 ) -> None:
-    batch, log_probs = _fixture()
+    batch, log_probs = reference_fixture()
     output = _loss(GrpoSpec(**fields), batch, log_probs)
     assert float(output.loss.detach()) == pytest.approx(value, abs=6e-8)
     if gradient_norm is not None:
@@ -66,15 +41,15 @@ def test_values_that_the_references_agree_on(
         assert float(log_probs.grad.norm()) == pytest.approx(gradient_norm, abs=6e-8)
 
 
-def test_a07_kl_of_the_fixture() -> None:
-    batch, log_probs = _fixture()
+def test_a07_kl_of_thereference_fixture() -> None:
+    batch, log_probs = reference_fixture()
     total, count = _loss(GrpoSpec(kl_coef=0.04), batch, log_probs).sums["kl"]
     assert total / count == pytest.approx(0.2414914, abs=6e-8)
 
 
 def test_the_gradient_is_the_one_derived_by_hand() -> None:
     """d/dlp = -A r / N where the free branch counts, 0 where it is clipped; k3 adds 1 - q/p."""
-    batch, log_probs = _fixture()
+    batch, log_probs = reference_fixture()
     spec = GrpoSpec(clip_low=0.1, clip_high=0.3, kl_coef=0.05)
     _loss(spec, batch, log_probs).loss.backward()
     new, old = log_probs.detach().numpy(), batch.per_token["old_log_probs"].numpy()
@@ -94,12 +69,12 @@ def test_the_gradient_is_the_one_derived_by_hand() -> None:
 
 
 def test_with_one_update_the_old_policy_is_the_current_one() -> None:
-    batch, log_probs = _fixture()
+    batch, log_probs = reference_fixture()
     bare = Batch(
         tokens=batch.tokens,
         lengths=batch.lengths,
         loss_mask=batch.loss_mask,
-        per_sequence=batch.per_sequence,
+        per_token={"advantages": batch.per_token["advantages"]},
     )
     output = _loss(GrpoSpec(), bare, log_probs)
     output.loss.backward()
@@ -112,11 +87,11 @@ def test_with_one_update_the_old_policy_is_the_current_one() -> None:
 
 def test_a01_any_split_into_micro_batches_gives_the_same_loss_and_gradient() -> None:
     spec = GrpoSpec(kl_coef=0.1)
-    batch, whole = _fixture()
+    batch, whole = reference_fixture()
     normalizer = Normalizer.of(batch)
     expected = _loss(spec, batch, whole, normalizer)
     expected.loss.backward()
-    _, parts = _fixture()
+    _, parts = reference_fixture()
     shares = [
         _loss(spec, batch.rows(slice(b, b + 2)), parts[b : b + 2], normalizer) for b in (0, 2, 4)
     ]
@@ -128,9 +103,9 @@ def test_a01_any_split_into_micro_batches_gives_the_same_loss_and_gradient() -> 
 
 
 def test_what_is_masked_may_be_anything_and_changes_nothing() -> None:
-    batch, clean = _fixture()
+    batch, clean = reference_fixture()
     _loss(GrpoSpec(kl_coef=0.1), batch, clean).loss.backward()
-    dirty_batch, dirty = _fixture()
+    dirty_batch, dirty = reference_fixture()
     masked = dirty_batch.loss_mask == 0
     with torch.no_grad():
         dirty[masked] = float("nan")
@@ -143,7 +118,7 @@ def test_what_is_masked_may_be_anything_and_changes_nothing() -> None:
 
 
 def test_a28_a_micro_batch_with_nothing_to_train_adds_zero_to_sum_and_count() -> None:
-    batch, log_probs = _fixture()
+    batch, log_probs = reference_fixture()
     normalizer = Normalizer.of(batch)
     batch.loss_mask.zero_()
     output = _loss(GrpoSpec(kl_coef=0.1), batch, log_probs, normalizer)
@@ -160,8 +135,10 @@ def test_a13_a15_a_sampler_that_disagrees_shows_in_the_metrics() -> None:
         tokens=torch.tensor([[0, 1]]),
         lengths=torch.tensor([2]),
         loss_mask=torch.tensor([[0.0, 1.0]]),
-        per_token={"rollout_log_probs": torch.tensor([[0.0, sampler]])},
-        per_sequence={"advantages": torch.tensor([1.0])},
+        per_token={
+            "rollout_log_probs": torch.tensor([[0.0, sampler]]),
+            "advantages": torch.ones(1, 2),
+        },
     )
     output = _loss(GrpoSpec(), batch, torch.tensor([[0.0, trainer]], requires_grad=True))
     assert output.sums["rollout_ratio_deviation"] == pytest.approx((0.2, 1.0), abs=1e-6)
@@ -172,12 +149,22 @@ def test_a13_a15_a_sampler_that_disagrees_shows_in_the_metrics() -> None:
 def test_the_spec_names_this_class_and_decides_what_is_computed() -> None:
     plain = load_algorithm(GrpoSpec())
     assert isinstance(plain, Grpo)
-    assert (plain.needs_reference, plain.needs_old_log_probs) == (False, False)
-    full = load_algorithm(GrpoSpec(kl_coef=0.1, updates_per_rollout=2))
-    assert (full.needs_reference, full.needs_old_log_probs) == (True, True)
-    assert full.updates_per_rollout == 2
+    assert not plain.needs_old_log_probs
+    full = load_algorithm(GrpoSpec(updates_per_rollout=2))
+    assert (full.needs_old_log_probs, full.updates_per_rollout) == (True, 2)
+    assert load_algorithm(GrpoSpec(mini_batches=2)).needs_old_log_probs
+    assert load_algorithm(GrpoSpec(kl_coef=0.1, kl_in="reward")).needs_old_log_probs
 
 
 def test_a03_advantages_are_taken_group_by_group() -> None:
-    first, second = Grpo(GrpoSpec()).advantages([[1.0, 0.0], [5.0, 3.0]])
-    assert first == pytest.approx(second, abs=2e-6)
+    rewards = torch.zeros(4, 3)
+    rewards[:, 2] = torch.tensor([1.0, 0.0, 5.0, 3.0])
+    mask = torch.tensor([[0.0, 1.0, 1.0]]).repeat(4, 1)
+    batch = Batch(
+        tokens=torch.zeros(4, 3, dtype=torch.int64), lengths=torch.full((4,), 3), loss_mask=mask
+    )
+    scored = torch.ones(4, dtype=torch.bool)
+    rollout = Rollout(batch=batch, rewards=rewards, scored=scored, group_size=2)
+    credit = Grpo(GrpoSpec(group_size=2)).advantages(rollout)
+    expected = torch.tensor([0.707107, -0.707107, 0.707107, -0.707107]).unsqueeze(1).expand(4, 3)
+    torch.testing.assert_close(credit.advantages.float(), expected, atol=2e-6, rtol=0)

@@ -74,4 +74,4 @@ def test_it_has_no_advantages() -> None:
     algorithm = load_algorithm(SftSpec())
     assert isinstance(algorithm, Sft)
     with pytest.raises(TypeError, match="no advantages"):
-        algorithm.advantages([[1.0]])
+        algorithm.advantages(None)

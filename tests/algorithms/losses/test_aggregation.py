@@ -7,7 +7,7 @@ import torch
 
 from algorithms.batch import Batch, Normalizer
 from algorithms.losses.aggregation import aggregate
-from service.spec.algorithm import LossAggregation
+from service.spec.algorithms.aggregation import LossAggregation
 
 
 def _step(values: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor, Normalizer]:

@@ -36,8 +36,8 @@ def random_batch(rows: int = 6, length: int = 13, *, seed: int = 3, vocab: int =
         per_token={
             "old_log_probs": old,
             "reference_log_probs": old + 0.3 * torch.randn(rows, length, generator=generator),
+            "advantages": torch.randn(rows, 1, generator=generator).expand(rows, length),
         },
-        per_sequence={"advantages": torch.randn(rows, generator=generator)},
     )
 
 

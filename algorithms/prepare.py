@@ -1,0 +1,95 @@
+"""Between what was sampled and what is trained: scores, log-probs, values, advantages.
+
+All of it is asked of the models as they are before the step's first update, on the driver, of the
+whole batch. So nothing here depends on how a batch is split over ranks.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from algorithms.algorithm import Algorithm
+from algorithms.batch import Batch
+from algorithms.phases import PhaseClock
+from algorithms.protocols import Workers
+from algorithms.samples import Rollout, Samples
+from service.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a step trains on.
+
+    Attributes:
+        batch: with everything that the losses read.
+        metrics: of the samples and their advantages.
+    """
+
+    batch: Batch
+    metrics: Mapping[str, float]
+
+
+def prepare(
+    samples: Samples, spec: JobSpec, algorithm: Algorithm, workers: Workers, clock: PhaseClock
+) -> Prepared:
+    """A step's batch, whole.
+
+    Args:
+        samples: as they were drawn.
+        spec: the job's.
+        algorithm: the driver's half.
+        workers: the models.
+        clock: times `reward`, `logprobs` and `advantage`.
+    """
+    rollout, metrics = samples.rollout, dict(samples.metrics)
+    if rollout is not None and workers.scorer is not None:
+        with clock("reward"):
+            rollout, score = _with_scores(rollout, spec, workers)
+            metrics |= score
+    batch = samples.batch
+    if rollout is not None:
+        batch = batch.masked(rollout.scored)
+    with clock("logprobs") if _asks_models(spec, algorithm) else nullcontext():
+        batch = _with_models(batch, spec, algorithm, workers)
+    if rollout is not None and algorithm.learns_from_rewards:
+        with clock("advantage"):
+            credit = algorithm.advantages(replace(rollout, batch=batch))
+            batch = batch.with_per_token(advantages=credit.advantages.float())
+            if credit.returns is not None:
+                batch = batch.with_per_token(returns=credit.returns.float())
+            metrics |= credit.metrics
+    return Prepared(batch=batch, metrics=metrics)
+
+
+def _with_scores(
+    rollout: Rollout, spec: JobSpec, workers: Workers
+) -> tuple[Rollout, dict[str, float]]:
+    """Adds the reward model's scores, weighted, at each row's last token."""
+    assert workers.scorer is not None
+    scores = workers.scorer.scores(rollout.batch)
+    rewards = spec.reward.environment_weight * rollout.rewards
+    rows = torch.arange(len(rewards))
+    rewards[rows, rollout.last] += spec.reward.model_weight * scores.to(rewards.dtype)
+    played = scores[rollout.scored].double()
+    mean = {"reward_model_mean": float(played.mean())} if len(played) else {}
+    return replace(rollout, rewards=rewards), mean
+
+
+def _asks_models(spec: JobSpec, algorithm: Algorithm) -> bool:
+    of = spec.algorithm
+    others = of.keeps_reference or of.critic is not None or of.teacher is not None
+    return algorithm.needs_old_log_probs or others
+
+
+def _with_models(batch: Batch, spec: JobSpec, algorithm: Algorithm, workers: Workers) -> Batch:
+    """Adds what other models, and the trained one before its update, say of the batch."""
+    if algorithm.needs_old_log_probs:
+        batch = batch.with_per_token(old_log_probs=workers.train.log_probs(batch))
+    if spec.algorithm.keeps_reference:
+        reference = workers.train.log_probs(batch, model="reference")
+        batch = batch.with_per_token(reference_log_probs=reference)
+    if workers.critic is not None:
+        batch = batch.with_per_token(values=workers.critic.values(batch))
+    return algorithm.prepare(batch, workers)

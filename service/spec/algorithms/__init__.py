@@ -1,0 +1,1 @@
+"""The specs of the algorithms that come with Planish, a file each."""
