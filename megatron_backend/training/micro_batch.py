@@ -6,6 +6,9 @@ for all of them from the lengths of the whole batch. It balances tokens: over th
 rank's micro-batches, and between the ranks that run one micro-batch at the same time. Where there
 are more micro-batches than rows, the rest have none: they take part in every collective, and add
 nothing. The sum over a step's rows does not depend on their order.
+
+Rows that a loss reads together (`Batch.unit`) are planned as one: what is dealt, balanced and cut
+here are units, and each is written out as its rows at the end.
 """
 
 import heapq
@@ -32,9 +35,10 @@ class Limits:
     """What a micro-batch may hold.
 
     Attributes:
-        tokens: at most; a single longer row goes alone.
-        rows: exactly so many, whatever their tokens; None lets tokens decide.
-        least: micro-batches of a rank at least, where there are rows enough.
+        tokens: at most; a single longer unit goes alone.
+        rows: exactly so many, whatever their tokens, or the whole units among so many, and one at
+            least; None lets tokens decide.
+        least: micro-batches of a rank at least, where there are units enough.
         multiple: their number is a multiple of it.
     """
 
@@ -71,9 +75,15 @@ class MicroBatch:
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], *, ranks: int, limits: Limits, packing: bool = True, factor: int = 1
+    lengths: Sequence[int],
+    *,
+    ranks: int,
+    limits: Limits,
+    packing: bool = True,
+    factor: int = 1,
+    unit: int = 1,
 ) -> Plan:
-    """Who runs which rows when. Every row is in one micro-batch.
+    """Who runs which rows when. Every row is in one micro-batch, with the others of its unit.
 
     Args:
         lengths: tokens of each row of the whole batch.
@@ -82,24 +92,25 @@ def plan_micro_batches(
         packing: whether rows lie end to end, so that only their sum counts; else rows of like
             length go together, and a micro-batch counts as its longest times its rows.
         factor: what the slots of a row are a multiple of.
+        unit: so many rows, one behind the other, stay together and in order (see `Batch.unit`).
 
     Returns:
         [rank][micro-batch] rows; equally many micro-batches, at least one, on each rank.
+
+    Raises:
+        ValueError: the rows are no whole number of units.
     """
-    sizes = [-(-length // factor) * factor for length in lengths]
-    order = sorted(range(len(sizes)), key=lambda row: (-sizes[row], row))
+    sizes = _unit_sizes(lengths, unit, packing=packing, factor=factor)
+    order = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
     if limits.rows is not None:
-        rounds = _deal(order, ranks)
-        groups = [rounds[at : at + limits.rows] for at in range(0, len(rounds), limits.rows)]
+        rounds, each = _deal(order, ranks), max(limits.rows // unit, 1)
+        groups = [rounds[at : at + each] for at in range(0, len(rounds), each)]
+        plan = _of_rounds(groups, ranks, limits)
     elif not packing:
-        groups = _by_length(_deal(order, ranks), sizes, limits)
+        plan = _of_rounds(_by_length(_deal(order, ranks), sizes, limits), ranks, limits)
     else:
-        return _balanced(order, sizes, ranks, limits)
-    groups += [[]] * (_count(len(groups), limits) - len(groups))
-    return [
-        [[turn[rank] for turn in group if rank < len(turn)] for group in groups]
-        for rank in range(ranks)
-    ]
+        plan = _balanced(order, sizes, ranks, limits)
+    return [[_rows(units, unit) for units in share] for share in plan]
 
 
 def micro_batches(
@@ -120,14 +131,37 @@ def micro_batches(
     return result
 
 
+def _unit_sizes(lengths: Sequence[int], unit: int, *, packing: bool, factor: int) -> list[int]:
+    """Slots of each unit: of all its rows, or of all of them padded to its longest."""
+    if len(lengths) % unit:
+        raise ValueError(f"{len(lengths)} rows are no whole number of units of {unit}")
+    slots = [-(-length // factor) * factor for length in lengths]
+    units = [slots[at : at + unit] for at in range(0, len(slots), unit)]
+    return [sum(rows) if packing else unit * max(rows) for rows in units]
+
+
+def _rows(units: Sequence[int], unit: int) -> list[int]:
+    """The rows of some units, each unit's one behind the other."""
+    return [index * unit + row for index in units for row in range(unit)]
+
+
+def _of_rounds(groups: list[list[list[int]]], ranks: int, limits: Limits) -> Plan:
+    """A plan in which each micro-batch has some rounds, of which each rank has one unit each."""
+    groups = groups + [[]] * (_count(len(groups), limits) - len(groups))
+    return [
+        [[turn[rank] for turn in group if rank < len(turn)] for group in groups]
+        for rank in range(ranks)
+    ]
+
+
 def _count(wanted: int, limits: Limits) -> int:
     """The least number of micro-batches that is not below `wanted` and that `limits` allow."""
     return max(-(-wanted // limits.multiple), 1) * limits.multiple
 
 
 def _deal(order: Sequence[int], ranks: int) -> list[list[int]]:
-    """Rows in rounds, longest first: each rank gets one of each round, every other time in reverse,
-    so that no rank gets the longer one always."""
+    """Units in rounds, longest first: each rank gets one of each round, every other time in
+    reverse, so that no rank gets the longer one always."""
     rounds = [list(order[at : at + ranks]) for at in range(0, len(order), ranks)]
     for index in range(1, len(rounds), 2):
         if len(rounds[index]) == ranks:
@@ -136,22 +170,22 @@ def _deal(order: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 def _balanced(order: Sequence[int], sizes: Sequence[int], ranks: int, limits: Limits) -> Plan:
-    """Packed micro-batches of like size: the longest row left goes to the one with least tokens.
+    """Packed micro-batches of like size: the longest unit left goes to the one with least tokens.
 
     If one is too large then, all is dealt again to a twentieth more of them.
     """
-    rows_each = -(-len(order) // ranks)
+    units_each = -(-len(order) // ranks)
     fewest = -(-sum(sizes) // (ranks * limits.tokens))
-    count = _count(max(fewest, min(limits.least, rows_each)), limits)
+    count = _count(max(fewest, min(limits.least, units_each)), limits)
     while True:
         bins: list[list[int]] = [[] for _ in range(ranks * count)]
         heap = [(0, index) for index in range(len(bins))]
-        for row in order:
+        for unit in order:
             load, index = heap[0]
-            bins[index].append(row)
-            heapq.heapreplace(heap, (load + sizes[row], index))
-        loads = [sum(sizes[row] for row in rows) for rows in bins]
-        shared = [load for load, rows in zip(loads, bins, strict=True) if len(rows) > 1]
+            bins[index].append(unit)
+            heapq.heapreplace(heap, (load + sizes[unit], index))
+        loads = [sum(sizes[unit] for unit in units) for units in bins]
+        shared = [load for load, units in zip(loads, bins, strict=True) if len(units) > 1]
         if max(shared, default=0) <= limits.tokens:
             break
         count = _count(count + max(count // 20, 1), limits)
@@ -165,7 +199,7 @@ def _by_length(
 ) -> list[list[list[int]]]:
     """Cuts rounds, longest first, where shorter ones would be padded by more than another pass is
     worth, and where a pass would be too large."""
-    longest = [max(sizes[row] for row in turn) for turn in rounds]
+    longest = [max(sizes[unit] for unit in turn) for turn in rounds]
     most = max(-(-len(rounds) // limits.least), 1)
     groups, todo = [], [(0, len(rounds))] if rounds else []
     while todo:

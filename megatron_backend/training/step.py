@@ -200,6 +200,7 @@ class Trainer:
             limits=self._limits,
             packing=self._cut.packing,
             factor=self._cut.row_factor,
+            unit=batch.unit,
         )
         return micro_batches(batch, plan[self._rank.dp], self._cut, device=device())
 

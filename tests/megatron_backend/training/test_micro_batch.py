@@ -21,9 +21,10 @@ def rows_of(plan: Plan) -> list[int]:
     return sorted(row for rank in plan for rows in rank for row in rows)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(
-    lengths=st.lists(st.integers(1, 200), max_size=40),
+    units=st.lists(st.integers(1, 200), max_size=40),
+    unit=st.integers(1, 4),
     ranks=st.integers(1, 4),
     tokens=st.integers(1, 600),
     rows=st.none() | st.integers(1, 5),
@@ -33,7 +34,8 @@ def rows_of(plan: Plan) -> list[int]:
     factor=st.sampled_from([1, 4, 12]),
 )
 def test_each_row_once_and_equally_many_micro_batches_on_every_rank(
-    lengths: list[int],
+    units: list[int],
+    unit: int,
     ranks: int,
     tokens: int,
     rows: int | None,
@@ -42,8 +44,13 @@ def test_each_row_once_and_equally_many_micro_batches_on_every_rank(
     packing: bool,
     factor: int,
 ) -> None:
+    """And no unit is taken apart: its rows are in one micro-batch, one behind the other."""
+    # The rows of a unit have lengths of their own.
+    lengths = [1 + length * (7 + row) // 10 for length in units for row in range(unit)]
     limits = Limits(tokens=tokens, rows=rows, least=least, multiple=multiple)
-    plan = plan_micro_batches(lengths, ranks=ranks, limits=limits, packing=packing, factor=factor)
+    plan = plan_micro_batches(
+        lengths, ranks=ranks, limits=limits, packing=packing, factor=factor, unit=unit
+    )
     assert rows_of(plan) == list(range(len(lengths)))
     counts = {len(rank) for rank in plan}
     assert len(plan) == ranks
@@ -51,15 +58,52 @@ def test_each_row_once_and_equally_many_micro_batches_on_every_rank(
     assert min(counts) >= 1
     assert min(counts) % multiple == 0
     slots = [-(-length // factor) * factor for length in lengths]
-    for group in (group for rank in plan for group in rank if len(group) > 1):
+    for group in (group for rank in plan for group in rank):
+        firsts = group[::unit]
+        assert all(first % unit == 0 for first in firsts)
+        assert group == [first + row for first in firsts for row in range(unit)]
+        if len(firsts) <= 1:
+            continue
         if rows is not None:
             assert len(group) <= rows
         elif packing:
             assert sum(slots[row] for row in group) <= tokens
         else:
             assert max(slots[row] for row in group) * len(group) <= tokens
-    if packing and rows is None and len(lengths) >= ranks * least:
+    if packing and rows is None and len(units) >= ranks * least:
         assert min(counts) >= least
+
+
+def test_rows_that_are_no_whole_number_of_units_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 rows are no whole number of units of 2"):
+        plan_micro_batches([3] * 5, ranks=1, limits=Limits(), unit=2)
+
+
+def test_micro_batches_of_fewer_rows_than_a_unit_have_one_unit() -> None:
+    plan = plan_micro_batches([3] * 8, ranks=2, limits=Limits(rows=1), unit=2)
+    assert sizes_of(plan) == [[2, 2], [2, 2]]
+    plan = plan_micro_batches([3] * 8, ranks=1, limits=Limits(rows=5), unit=2)
+    assert sizes_of(plan) == [[4, 4]]
+
+
+def test_units_of_padded_rows_count_as_their_longest() -> None:
+    """A unit of 90 and 10 tokens is 180 slots, as one of 90 and 90."""
+    lengths = [90, 10, 90, 90, 10, 90]
+    limits = Limits(tokens=360)
+    plan = plan_micro_batches(lengths, ranks=1, limits=limits, packing=False, unit=2)
+    assert plan == [[[0, 1, 2, 3], [4, 5]]]
+    assert sizes_of(plan_micro_batches(lengths, ranks=1, limits=limits, unit=2)) == [[4, 2]]
+
+
+def test_a_pipeline_does_not_take_units_apart() -> None:
+    """4 units are the 4 micro-batches that overlap 2 stages; 8 rows would have been enough."""
+    limits = Limits.of(Layout(pp=2), tokens=16384, rows=None)
+    for packing in (True, False):
+        plan = plan_micro_batches([9] * 8, ranks=1, limits=limits, packing=packing, unit=2)
+        assert plan == [[[0, 1], [2, 3], [4, 5], [6, 7]]]
+    virtual = Limits.of(Layout(pp=2, vpp=2), tokens=16384, rows=4)
+    plan = plan_micro_batches([9] * 12, ranks=1, limits=virtual, unit=2)
+    assert sizes_of(plan) == [[4, 4, 4, 0]]
 
 
 @settings(deadline=None, max_examples=100)
