@@ -1,7 +1,7 @@
 # `make quickstart` and `make test` do all the set-up themselves.
 PY := .venv/bin/python
 
-.PHONY: setup quickstart test test-long test-fast test-te bench lint format lock clean
+.PHONY: setup quickstart test test-long test-fast test-te parity bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh
@@ -24,6 +24,9 @@ test-fast: setup ## the tests that take less than ten seconds each
 test-te: setup ## what Transformer Engine and Megatron-Bridge can tell without a GPU, in .venv-te
 	@scripts/test_te.sh $(ARGS)
 
+parity: setup ## losses and advantages beside trl, verl, openrlhf and liger-kernel, in .venv-parity
+	@scripts/parity.sh $(ARGS)
+
 bench: setup ## speed beside peers, as ratios, in .venv-bench; ONLY=B4 runs one
 	@$(PY) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
@@ -42,4 +45,4 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 	    --custom-compile-command "make lock" --quiet -o requirements.lock
 
 clean: ## remove what the targets above made
-	rm -rf .venv .venv-te .venv-bench .uv build dist *.egg-info quickstart/out quickstart/result.json
+	rm -rf .venv .venv-te .venv-bench .venv-parity .uv build dist *.egg-info quickstart/out quickstart/result.json
