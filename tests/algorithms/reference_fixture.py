@@ -4,6 +4,8 @@ They are drawn here exactly as they were for the references: numpy RandomState(7
 2, 5, 1. Column 0 of our tensors predicts nothing, so theirs begin at column 1.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,3 +47,30 @@ def reference_fixture(dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor
         },
     )
     return batch, aligned(new).requires_grad_()
+
+
+MARGINS = [0.5, 0.1, 0.0]
+SCORES = [1.1, 0.5, -0.2, 0.3, 1.3, -1.1]
+"""Chosen, rejected, chosen, ... of the reward-model values. Only their differences 0.6, -0.5, 2.4
+and the sum of the squares of their sums, 2.61, follow from those values."""
+DESIRABLE = [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+"""The labels of the KTO values, for the rows in the order of `reference_fixture`."""
+KTO_REFERENCE_POINT = 0.0783714
+
+
+def pair_fixture(dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor]:
+    """The same sequences as three pairs. The references pair rows i and i + 3; here they lie one
+    behind the other, as `Batch.unit` wants it: rows 0, 3, 1, 4, 2, 5."""
+    batch, log_probs = reference_fixture(dtype)
+    order = torch.tensor([0, 3, 1, 4, 2, 5])
+    return replace(batch.rows(order), unit=2), log_probs.detach()[order].requires_grad_()
+
+
+def label_fixture(dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor]:
+    """The same sequences as six answers with labels, and the reference point of the KTO values."""
+    batch, log_probs = reference_fixture(dtype)
+    labels = {
+        "desirable": torch.tensor(DESIRABLE, dtype=dtype),
+        "reference_point": torch.full((6,), KTO_REFERENCE_POINT, dtype=dtype),
+    }
+    return batch.with_per_sequence(**labels), log_probs
