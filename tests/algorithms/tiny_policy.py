@@ -1,21 +1,30 @@
-"""A real model that trains and samples in this process, behind the loop's Protocols.
+"""Real models that train and sample in this process, behind the loop's Protocols.
 
 One process, one micro-batch, plain PyTorch: the loop is tested on it without a cluster, and it is
 small enough to read.
 """
 
+import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from algorithms.algorithm import Algorithm
-from algorithms.batch import Batch, MetricSums, Normalizer, PolicyOutputs
+from algorithms.batch import (
+    Batch,
+    LossOutput,
+    MetricSums,
+    Normalizer,
+    Outputs,
+    PolicyOutputs,
+    ValueOutputs,
+)
 from algorithms.protocols import Completion, Sampling, StepResult
 from algorithms.seeds import derive_seed
 
@@ -35,29 +44,20 @@ def tiny_model(vocabulary: int, seed: int = 0) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-class TinyPolicy:
-    """`TrainEngine` and `Generator` in one: what is trained is what samples after a sync."""
+class TinyEngine:
+    """A model that is trained by a loss of its outputs."""
 
     def __init__(
-        self,
-        model: Qwen2ForCausalLM,
-        algorithm: Algorithm,
-        *,
-        stop_id: int,
-        temperature: float = 1.0,
-        max_length: int = 64,
+        self, model: nn.Module, loss: Callable[[Outputs, Batch, Normalizer], LossOutput]
     ) -> None:
-        self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
-        self.max_length = max_length
         self.log: list[str] = []
         self.rates: list[float] = []
-        self._algorithm = algorithm
-        self._stop_id = stop_id
-        self._temperature = temperature
-        self._reference = {name: t.detach().clone() for name, t in model.named_parameters()}
-        self._generation: dict[str, Tensor] = {}
-        self._version = -1
+        self._loss = loss
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """What the model says of a batch's tokens, with gradient."""
+        raise NotImplementedError
 
     def train_step(
         self,
@@ -70,9 +70,10 @@ class TinyPolicy:
         self.log.append("train")
         self.rates.append(learning_rate)
         self.optimizer.zero_grad()
-        output = self._algorithm.loss(self._outputs(batch), batch, normalizer)
+        output = self._loss(self.outputs(batch), batch, normalizer)
         output.loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0))
+        parameters = self.optimizer.param_groups[0]["params"]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
         loss = float(output.loss.detach())
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite and norm <= norm_limit:
@@ -83,8 +84,38 @@ class TinyPolicy:
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepResult:
         with torch.no_grad():
-            output = self._algorithm.loss(self._outputs(batch), batch, normalizer)
+            output = self._loss(self.outputs(batch), batch, normalizer)
         return self._result(output.sums, float(output.loss), 0.0, True)
+
+    @staticmethod
+    def _result(
+        sums: Mapping[str, tuple[float, float]], loss: float, norm: float, finite: bool
+    ) -> StepResult:
+        metrics = MetricSums()
+        metrics.add(sums)
+        return StepResult(loss=loss, gradient_norm=norm, metrics=metrics.means(), finite=finite)
+
+
+class TinyPolicy(TinyEngine):
+    """`TrainEngine` and `Generator` in one: what is trained is what samples after a sync."""
+
+    def __init__(
+        self,
+        model: Qwen2ForCausalLM,
+        algorithm: Algorithm,
+        *,
+        stop_id: int,
+        temperature: float = 1.0,
+        max_length: int = 64,
+    ) -> None:
+        super().__init__(model, algorithm.loss)
+        self.model = model
+        self.max_length = max_length
+        self._stop_id = stop_id
+        self._temperature = temperature
+        self._reference = {name: t.detach().clone() for name, t in model.named_parameters()}
+        self._generation: dict[str, Tensor] = {}
+        self._version = -1
 
     def tied_difference(self) -> float | None:
         return None  # one process holds both ends
@@ -95,7 +126,7 @@ class TinyPolicy:
         self.log.append(f"log_probs {model}")
         weights = self._reference if model == "reference" else None
         with torch.no_grad():
-            return self._outputs(batch, weights).log_probs
+            return self.outputs(batch, weights).log_probs
 
     def sync_weights(self, version: int) -> None:
         self.log.append(f"sync {version}")
@@ -136,24 +167,57 @@ class TinyPolicy:
             for row, row_log_probs, prompt in zip(rows, log_probs, prompts, strict=True)
         ]
 
-    def _outputs(self, batch: Batch, weights: dict[str, Tensor] | None = None) -> PolicyOutputs:
-        attention = torch.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
-        inputs = {"input_ids": batch.tokens, "attention_mask": attention.long()}
+    def outputs(self, batch: Batch, weights: dict[str, Tensor] | None = None) -> PolicyOutputs:
+        inputs = {"input_ids": batch.tokens, "attention_mask": _attention(batch)}
         chosen = dict(self.model.named_parameters()) if weights is None else weights
         logits = torch.func.functional_call(self.model, chosen, kwargs=inputs).logits
         distribution = (logits[:, :-1] / self._temperature).log_softmax(-1)
         log_probs = distribution.gather(-1, batch.tokens[:, 1:, None]).squeeze(-1)
-        entropy = -(distribution.exp() * distribution).sum(-1).detach()
+        entropy = -(distribution.exp() * distribution).sum(-1)
         pad = torch.nn.functional.pad
         return PolicyOutputs(log_probs=pad(log_probs, (1, 0)), entropy=pad(entropy, (1, 0)))
 
-    @staticmethod
-    def _result(
-        sums: Mapping[str, tuple[float, float]], loss: float, norm: float, finite: bool
-    ) -> StepResult:
-        metrics = MetricSums()
-        metrics.add(sums)
-        return StepResult(loss=loss, gradient_norm=norm, metrics=metrics.means(), finite=finite)
+
+class TinyValueModel(TinyEngine):
+    """One number a token, on a copy of a policy's layers: what a reward-model job trains, a
+    `Critic` (with the algorithm's `value_loss`), or a `Scorer`."""
+
+    def __init__(
+        self,
+        model: Qwen2ForCausalLM,
+        loss: Callable[[Outputs, Batch, Normalizer], LossOutput],
+    ) -> None:
+        self.model = nn.ModuleDict(
+            {
+                "layers": copy.deepcopy(model.model),
+                "head": nn.Linear(model.config.hidden_size, 1, bias=False),
+            }
+        )
+        super().__init__(self.model, loss)
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Tensor:
+        self.log.append("values")
+        return self.outputs(batch).values
+
+    @torch.no_grad()
+    def scores(self, batch: Batch) -> Tensor:
+        self.log.append("scores")
+        return self.outputs(batch).scores
+
+    def outputs(self, batch: Batch) -> ValueOutputs:
+        hidden = self.model["layers"](input_ids=batch.tokens, attention_mask=_attention(batch))
+        numbers = self.model["head"](hidden.last_hidden_state).squeeze(-1)
+        before = torch.nn.functional.pad(numbers[:, :-1], (1, 0))
+        return ValueOutputs(
+            values=before.masked_fill(batch.loss_mask == 0, 0.0),
+            scores=numbers[torch.arange(len(batch)), batch.lengths - 1],
+        )
+
+
+def _attention(batch: Batch) -> Tensor:
+    places = torch.arange(batch.tokens.shape[1])
+    return (places[None] < batch.lengths[:, None]).long()
 
 
 def _draw(logits: Tensor, temperature: float, draws: torch.Generator) -> tuple[int, float]:
