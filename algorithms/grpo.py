@@ -5,33 +5,28 @@ its own group, and no value model is needed. Where the references differ, docs/a
 differences.md says which way this file goes.
 """
 
-from functools import partial
-
 from algorithms.advantages.group import group_advantages
-from algorithms.algorithm import Credit
-from algorithms.losses.policy_gradient import TokenLoss, clipped_token_loss
-from algorithms.policy_gradient import PolicyGradient, TrainedTokens, broadcast, by_group
-from algorithms.samples import Rollout
+from algorithms.group_relative import GroupRelative, Rewards
+from algorithms.losses.policy_gradient import TokenLoss, clipped_loss
+from algorithms.policy_gradient import TrainedTokens
 from service.spec import GrpoSpec
 
 
-class Grpo(PolicyGradient):
+class Grpo(GroupRelative):
     """Group advantages, clipped token ratio, KL to a reference (eq. 3)."""
 
     def __init__(self, spec: GrpoSpec) -> None:
         super().__init__(spec)
         self._own = spec
 
-    def credit(self, rollout: Rollout) -> Credit:
-        """Each group on its own; see `group_advantages`."""
-        of_group = partial(group_advantages, normalize_by_std=self._own.normalize_by_std)
-        return Credit(advantages=broadcast(by_group(rollout, of_group), rollout))
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Centred, and divided by the group's deviation unless the spec says otherwise."""
+        return group_advantages(rewards, normalize_by_std=self._own.normalize_by_std)
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
-        return clipped_token_loss(
-            tokens.log_probs,
-            tokens.old_log_probs,
+        return clipped_loss(
+            tokens.log_probs - tokens.old_log_probs,
             tokens.advantages,
             clip_low=self._own.clip_low,
             clip_high=self._own.clip_high,

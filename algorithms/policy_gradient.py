@@ -10,12 +10,16 @@ current ones without gradient, and no forward pass is spent on them.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
+from algorithms.advantages.shaping import (
+    length_penalties,
+    less_at_the_end,
+    mean_over_rows,
+    sampled_kl,
+)
 from algorithms.algorithm import Algorithm, Credit
 from algorithms.batch import Batch, LossOutput, Normalizer, Outputs, masked_pair, policy_outputs
 from algorithms.losses.aggregation import aggregate
@@ -23,7 +27,7 @@ from algorithms.losses.divergence import estimate_kl
 from algorithms.losses.mismatch import correction_weights, rollout_mismatch
 from algorithms.losses.policy_gradient import TokenLoss, largest_per_sequence
 from algorithms.samples import Rollout
-from service.spec import OverlongPenalty, PolicyGradientSpec
+from service.spec import PolicyGradientSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +80,32 @@ class PolicyGradient(Algorithm):
 
     @property
     def kl_coef(self) -> float:
-        """Weight of the KL estimate now."""
+        """Weight of the KL estimate in the reward now."""
         return self._spec.kl_coef
+
+    def saw_kl(self, kl: float, answers: int) -> None:
+        """Told once a rollout, after its rewards were shaped: the mean KL of so many answers."""
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Shapes the rewards, and gives the algorithm's own advantages."""
-        metrics: dict[str, float] = {}
-        if self._spec.overlong is not None:
-            rollout = with_length_penalty(rollout, self._spec.overlong)
-        if self._spec.keeps_reference and self._spec.kl_in == "reward":
-            kl = sampled_kl(rollout, self._spec)
-            metrics = {"reward_kl": mean_over_rows(kl, rollout), "kl_coef": self.kl_coef}
-            rollout = replace(rollout, rewards=rollout.rewards - self.kl_coef * kl)
+        rollout, metrics = self._shaped(rollout)
         credit = self.credit(rollout)
         return replace(credit, metrics={**metrics, **credit.metrics})
+
+    def _shaped(self, rollout: Rollout) -> tuple[Rollout, dict[str, float]]:
+        """Rewards less the length's penalty and the KL, and what these are."""
+        spec, metrics = self._spec, dict[str, float]()
+        if spec.overlong is not None:
+            penalties = length_penalties(rollout, spec.overlong)
+            metrics["length_penalty"] = mean_over_rows(penalties, rollout)
+            rollout = less_at_the_end(rollout, penalties)
+        if spec.keeps_reference and spec.kl_in == "reward":
+            kl = sampled_kl(rollout, spec.kl_estimator)
+            mean = mean_over_rows(kl.double().sum(dim=1), rollout)
+            metrics |= {"reward_kl": mean, "kl_coef": self.kl_coef}
+            rollout = replace(rollout, rewards=rollout.rewards - self.kl_coef * kl)
+            self.saw_kl(mean, int(rollout.scored.sum()))
+        return rollout, metrics
 
     def loss(self, outputs: Outputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
         """The surrogate, weighed, with KL and entropy; aggregated."""
@@ -129,55 +145,3 @@ def _metrics(
         "ratio_deviation": largest_per_sequence((surrogate.ratio - 1.0).abs(), mask),
         "approx_kl": masked_pair(estimate_kl(tokens.old_log_probs, log_probs, "k3"), mask),
     }
-
-
-def with_length_penalty(rollout: Rollout, overlong: OverlongPenalty) -> Rollout:
-    """Takes from each row's last reward by its number of policy tokens (arXiv 2503.14476, eq. 13).
-
-    0 up to `max_tokens - buffer_tokens`; from there it falls linearly to -penalty at `max_tokens`.
-    """
-    lengths = rollout.batch.loss_mask.sum(dim=1)
-    over = lengths - (overlong.max_tokens - overlong.buffer_tokens)
-    share = (over / overlong.buffer_tokens).clamp(0.0, 1.0)
-    rewards = rollout.rewards.clone()
-    rewards[torch.arange(len(rewards)), rollout.last] -= overlong.penalty * share
-    return replace(rollout, rewards=rewards)
-
-
-def sampled_kl(rollout: Rollout, spec: PolicyGradientSpec) -> Tensor:
-    """[B, T] estimates of the KL of the policy that sampled against the reference; 0 where nothing
-    is trained."""
-    per_token, nothing = rollout.batch.per_token, rollout.batch.loss_mask == 0
-    old = per_token["old_log_probs"].masked_fill(nothing, 0.0)
-    reference = per_token["reference_log_probs"].masked_fill(nothing, 0.0)
-    return estimate_kl(old, reference, spec.kl_estimator)
-
-
-def mean_over_rows(values: Tensor, rollout: Rollout) -> float:
-    """The mean, over scored rows, of the sum of a row's values; 0 where none is scored."""
-    rows = values.double().sum(dim=1)[rollout.scored]
-    return float(rows.mean()) if len(rows) else 0.0
-
-
-def by_group(
-    rollout: Rollout,
-    advantages: Callable[[Sequence[float | None]], Sequence[float | None]],
-) -> Tensor:
-    """[B] advantages of whole rows, each group on its own.
-
-    Args:
-        rollout: groups of `group_size` rows.
-        advantages: from the returns of one group, None for a row that was not scored, to advantages
-            of the same rows; what becomes of None does not matter.
-    """
-    pairs = zip(rollout.returns.tolist(), rollout.scored.tolist(), strict=True)
-    returns = [value if scored else None for value, scored in pairs]
-    size = rollout.group_size
-    groups = [returns[start : start + size] for start in range(0, len(returns), size)]
-    flat = [value or 0.0 for group in groups for value in advantages(group)]
-    return torch.tensor(flat, dtype=torch.float64)
-
-
-def broadcast(advantages: Tensor, rollout: Rollout) -> Tensor:
-    """[B, T]: each row's advantage at each of its tokens."""
-    return advantages.unsqueeze(1).expand(-1, rollout.batch.tokens.shape[1])

@@ -1,1 +1,1 @@
-"""Advantages from rewards, as pure functions on plain numbers."""
+"""Advantages from rewards, as pure functions."""

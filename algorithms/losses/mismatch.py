@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from algorithms.batch import Batch, masked_pair
-from algorithms.losses.divergence import LOG_RATIO_BOUND, estimate_kl
-from algorithms.losses.policy_gradient import largest_per_sequence
+from algorithms.losses.divergence import estimate_kl
+from algorithms.losses.policy_gradient import bounded_ratio, largest_per_sequence
 from service.spec import RolloutCorrection
 
 
@@ -29,6 +29,9 @@ def correction_weights(
         truncate:  min(max(w, low), high)
         mask:      w where low <= w <= high, else 0
 
+    What is masked out adds nothing to the surrogate loss. It stays in the step's counts, which are
+    taken before the ranks know any weight.
+
     Args:
         old_log_probs: [B, T] by the trainer before the first update, finite.
         batch: has `rollout_log_probs`.
@@ -37,7 +40,7 @@ def correction_weights(
     log_ratio = _log_ratio(old_log_probs.detach(), batch)
     if correction.level == "sequence":
         log_ratio = log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)
-    weights = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    weights = bounded_ratio(log_ratio)
     if correction.mode == "truncate":
         return weights.clamp(correction.low, correction.high)
     inside = (weights >= correction.low) & (weights <= correction.high)
@@ -56,7 +59,9 @@ def rollout_mismatch(old_log_probs: Tensor, batch: Batch) -> Mapping[str, tuple[
     log_ratio = _log_ratio(old, batch)
     return {
         "rollout_kl": masked_pair(estimate_kl(old - log_ratio, old, "k3"), mask),
-        "rollout_ratio_deviation": largest_per_sequence((log_ratio.exp() - 1.0).abs(), mask),
+        "rollout_ratio_deviation": largest_per_sequence(
+            (bounded_ratio(log_ratio) - 1.0).abs(), mask
+        ),
     }
 
 

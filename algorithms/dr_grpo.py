@@ -1,0 +1,33 @@
+"""GRPO done right (Dr. GRPO, arXiv 2503.20783).
+
+GRPO's division by an answer's own length lets long wrong answers off lightly, and its division by
+the group's deviation weighs questions that are very easy or very hard more. Both are gone here: the
+advantage is centred and no more, and the spec's aggregation divides by a constant.
+"""
+
+from algorithms.advantages.group import group_advantages
+from algorithms.group_relative import GroupRelative, Rewards
+from algorithms.losses.policy_gradient import TokenLoss, clipped_loss
+from algorithms.policy_gradient import TrainedTokens
+from service.spec import DrGrpoSpec
+
+
+class DrGrpo(GroupRelative):
+    """Centred rewards, clipped token ratio (section 3.2)."""
+
+    def __init__(self, spec: DrGrpoSpec) -> None:
+        super().__init__(spec)
+        self._own = spec
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """r - mean(r)."""
+        return group_advantages(rewards, normalize_by_std=False)
+
+    def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
+        """PPO's clipped loss of each token."""
+        return clipped_loss(
+            tokens.log_probs - tokens.old_log_probs,
+            tokens.advantages,
+            clip_low=self._own.clip_low,
+            clip_high=self._own.clip_high,
+        )

@@ -1,0 +1,50 @@
+"""REINFORCE++ and REINFORCE++-baseline (arXiv 2501.03262).
+
+No critic: a token is worth what is earned from it on, and advantages are normalised over the whole
+batch, not within a question's answers. So one answer a question is enough; with a group, its mean
+can be taken off first.
+"""
+
+import math
+
+from algorithms.advantages.discounted import discounted_returns
+from algorithms.advantages.shaping import less_at_the_end
+from algorithms.advantages.whitening import whiten
+from algorithms.algorithm import Credit
+from algorithms.group_relative import Rewards, by_group, group_metrics
+from algorithms.losses.policy_gradient import TokenLoss, clipped_loss
+from algorithms.policy_gradient import PolicyGradient, TrainedTokens
+from algorithms.samples import Rollout
+from service.spec import ReinforcePlusPlusSpec
+
+
+class ReinforcePlusPlus(PolicyGradient):
+    """Discounted returns, normalised over the batch; clipped token ratio."""
+
+    def __init__(self, spec: ReinforcePlusPlusSpec) -> None:
+        super().__init__(spec)
+        self._own = spec
+
+    def credit(self, rollout: Rollout) -> Credit:
+        """G_t = the discounted sum of rewards from token t on, whitened over all trained tokens."""
+        metrics = group_metrics(rollout) if rollout.group_size > 1 else {}
+        if self._own.baseline == "group":
+            rollout = less_at_the_end(rollout, by_group(rollout, mean_for_each))
+        mask = rollout.batch.loss_mask
+        returns = discounted_returns(rollout.rewards, mask, self._own.discount)
+        return Credit(advantages=whiten(returns, mask), metrics=metrics)
+
+    def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
+        """PPO's clipped loss of each token."""
+        return clipped_loss(
+            tokens.log_probs - tokens.old_log_probs,
+            tokens.advantages,
+            clip_low=self._own.clip_low,
+            clip_high=self._own.clip_high,
+        )
+
+
+def mean_for_each(rewards: Rewards) -> Rewards:
+    """The mean of the scored rewards of one group, for each of its answers."""
+    scored = [reward for reward in rewards if reward is not None]
+    return [math.fsum(scored) / len(scored) if scored else None] * len(rewards)
