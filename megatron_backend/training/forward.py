@@ -1,11 +1,13 @@
 """Forward (and backward) of a batch through Megatron's schedules, for any layout.
 
-The last stage's output is not logits but what a loss reads of them: log-probs and entropies of the
-trained tokens. Nothing else is computed, since a vocabulary is wide, and most tokens of a
-conversation are prompts and observations, whose probabilities no loss reads.
+The last stage's output is not logits but what is read of them: log-probs and entropies of the
+trained tokens, and log-probs of other candidates in their place. Nothing else is computed, since a
+vocabulary is wide, and most tokens of a conversation are prompts and observations, whose
+probabilities no loss reads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,13 +27,69 @@ from torch import Tensor
 
 from algorithms.batch import PolicyOutputs
 from megatron_backend.models.packing import packed_sequences
+from megatron_backend.training.likeliest import likeliest
 from megatron_backend.training.log_probs import Vocabulary, linear_log_probs
 from megatron_backend.training.micro_batch import MicroBatch
 from megatron_backend.training.stages import chunk_stages
 
-type Finish = Callable[[PolicyOutputs, MicroBatch], tuple[Tensor, Any]]
-"""What a last stage does with a micro-batch's outputs: a scalar to go backward from, and a value to
-collect."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """What a last stage has where its output layer would be called.
+
+    Attributes:
+        hidden: [T, R, H]; of the sequence only this rank's part where it is split.
+        output_layer: Megatron's.
+        weight: [V / tp, H], its rows on this rank.
+        config: Megatron's.
+    """
+
+    hidden: Tensor
+    output_layer: torch.nn.Module
+    weight: Tensor
+    config: TransformerConfig
+
+    def at(self, slots: Tensor) -> Tensor:
+        """[N, H], the same on all tensor-parallel ranks; slots count as `Stream.source` does."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        if self.config.sequence_parallel:
+            # Megatron's output layer would gather after this; its gradient scatters the shares.
+            whole = gather_from_sequence_parallel_region(self.hidden, group=group)
+            return whole.flatten(0, 1).index_select(0, slots)
+        wanted = self.hidden.flatten(0, 1).index_select(0, slots)
+        return copy_to_tensor_model_parallel_region(wanted, group=group)
+
+
+type Read = Callable[[States, MicroBatch, Vocabulary], Any]
+"""What a last stage makes of its hidden states, instead of logits."""
+type Finish = Callable[[Any, MicroBatch], tuple[Tensor, Any]]
+"""What a last stage does with what was read of a micro-batch: a scalar to go backward from, and a
+value to collect."""
+
+
+def read_policy(states: States, micro: MicroBatch, vocabulary: Vocabulary) -> PolicyOutputs:
+    """What the model says of the micro-batch's rows, whole on every context-parallel rank."""
+    slots, tokens = trained_places(micro)
+    asked = micro.batch.tokens.flatten()[tokens].unsqueeze(1)
+    candidates = micro.batch.candidates.get("candidate_ids")
+    if candidates is not None:
+        asked = torch.cat([asked, candidates.flatten(0, 1)[tokens]], dim=1)
+    log_probs, entropy = linear_log_probs(states.at(slots), states.weight, asked, vocabulary)
+    said = None if candidates is None else in_rows(log_probs[:, 1:], tokens, micro)
+    return PolicyOutputs(
+        log_probs=in_rows(log_probs[:, 0], tokens, micro),
+        entropy=in_rows(entropy, tokens, micro),
+        candidate_log_probs=said,
+    )
+
+
+def read_likeliest(
+    count: int, states: States, micro: MicroBatch, vocabulary: Vocabulary
+) -> tuple[Tensor, Tensor]:
+    """(ids, log-probs), [B, T, K] each: see `algorithms.protocols.Teacher.likeliest`."""
+    slots, tokens = trained_places(micro)
+    ids, log_probs = likeliest(states.at(slots), states.weight, count, vocabulary)
+    return in_rows(ids, tokens, micro), in_rows(log_probs, tokens, micro)
 
 
 def run(
@@ -43,8 +101,9 @@ def run(
     temperature: float,
     softcap: float | None = None,
     backward: bool,
+    read: Read = read_policy,
 ) -> list[Any]:
-    """Runs every micro-batch through the model, and `finish` on the last stage.
+    """Runs every micro-batch through the model, `read` and `finish` on the last stage.
 
     Gradients add up in the model's buffers; nothing scales `finish`'s scalars. Outputs are whole
     on every context-parallel rank, so each of them calls `finish` with the same, and gradients flow
@@ -58,6 +117,7 @@ def run(
         temperature: divides the logits.
         softcap: what the model caps its logits with, or None.
         backward: whether to compute gradients.
+        read: see `Read`.
 
     Returns:
         What `finish` gave for each micro-batch; empty on ranks that are not on the last stage.
@@ -75,10 +135,10 @@ def run(
         if micro.stream.sequences is not None and micro.stream.positions is not None:
             packed = packed_sequences(micro.stream.sequences, micro.stream.positions)
 
-        def loss(values: Tensor) -> tuple[Tensor, Tensor, Any]:
-            scalar, value = finish(policy_outputs(values, micro), micro)
+        def loss(outputs: Any) -> tuple[Tensor, Tensor, Any]:
+            scalar, value = finish(outputs, micro)
             # Megatron's denominator of a token mean; ours is in the scalar already.
-            return scalar, torch.zeros((), dtype=torch.int, device=values.device), value
+            return scalar, torch.zeros((), dtype=torch.int, device=scalar.device), value
 
         output = model(
             input_ids=micro.stream.tokens,
@@ -86,7 +146,7 @@ def run(
             attention_mask=None,
             packed_seq_params=packed,
             padding_mask=_padding_mask(model, micro),
-            output_processor=partial(_log_probs, micro, vocabulary),
+            output_processor=partial(_read, read, micro, vocabulary),
         )
         return output, loss
 
@@ -119,23 +179,25 @@ def trained_places(micro: MicroBatch) -> tuple[Tensor, Tensor]:
     return slots, following[slots]
 
 
-def policy_outputs(values: Tensor, micro: MicroBatch) -> PolicyOutputs:
-    """What the model says of the micro-batch's rows, whole on every context-parallel rank.
+def in_rows(values: Tensor, tokens: Tensor, micro: MicroBatch) -> Tensor:
+    """[B, T, ...] from what this rank knows of some tokens, whole on every context-parallel rank.
 
     Args:
-        values: [2, N], log-probs and entropies of this rank's `trained_places`.
+        values: [N, ...], with or without gradient.
+        tokens: [N], as `trained_places` gives them; elsewhere the result is 0.
         micro: the rows.
     """
-    _, tokens = trained_places(micro)
     mask = micro.batch.loss_mask
-    grid = values.new_zeros((2, mask.numel())).index_copy(1, tokens, values).view(2, *mask.shape)
+    grid = values.new_zeros((mask.numel(), *values.shape[1:])).index_copy(0, tokens, values)
+    grid = grid.view(*mask.shape, *values.shape[1:])
     if parallel_state.get_context_parallel_world_size() > 1:
         group = parallel_state.get_context_parallel_group()
         grid = reduce_from_tensor_model_parallel_region(grid, group=group)
-    return PolicyOutputs(log_probs=grid[0], entropy=grid[1].detach())
+    return grid
 
 
-def _log_probs(
+def _read(
+    read: Read,
     micro: MicroBatch,
     vocabulary: Vocabulary,
     *,
@@ -144,19 +206,11 @@ def _log_probs(
     output_weight: Tensor | None,
     config: TransformerConfig,
     **_rest: Any,
-) -> Tensor:
-    """[2, N]: log-probs and entropies of `trained_places`, instead of the output layer's logits."""
-    slots, tokens = trained_places(micro)
-    if config.sequence_parallel:
-        # Megatron's output layer would gather after this; its gradient scatters the ranks' shares.
-        whole = gather_from_sequence_parallel_region(hidden_states, group=vocabulary.group)
-        wanted = whole.flatten(0, 1).index_select(0, slots)
-    else:
-        wanted = hidden_states.flatten(0, 1).index_select(0, slots)
-        wanted = copy_to_tensor_model_parallel_region(wanted, group=vocabulary.group)
+) -> Any:
+    """Megatron calls it in the place of the output layer."""
     weight = output_weight if output_weight is not None else output_layer.get_parameter("weight")
-    targets = micro.batch.tokens.flatten()[tokens]
-    return torch.stack(linear_log_probs(wanted, weight, targets, vocabulary))
+    states = States(hidden=hidden_states, output_layer=output_layer, weight=weight, config=config)
+    return read(states, micro, vocabulary)
 
 
 def _padding_mask(model: torch.nn.Module, micro: MicroBatch) -> Tensor | None:
