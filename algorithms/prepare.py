@@ -13,7 +13,7 @@ import torch
 from algorithms.algorithm import Algorithm
 from algorithms.batch import Batch
 from algorithms.phases import PhaseClock
-from algorithms.protocols import Workers
+from algorithms.protocols import Scorer, Workers
 from algorithms.samples import Rollout, Samples
 from service.spec import JobSpec
 
@@ -46,8 +46,11 @@ def prepare(
     rollout, metrics = samples.rollout, dict(samples.metrics)
     if rollout is not None and workers.scorer is not None:
         with clock("reward"):
-            rollout, score = _with_scores(rollout, spec, workers)
+            rollout, score = _with_scores(rollout, spec, workers.scorer)
             metrics |= score
+            if samples.greedy is not None:
+                greedy, _ = _with_scores(samples.greedy, spec, workers.scorer)
+                rollout = rollout.with_baselines(greedy)
     batch = samples.batch
     if rollout is not None:
         batch = batch.masked(rollout.scored)
@@ -64,15 +67,13 @@ def prepare(
 
 
 def _with_scores(
-    rollout: Rollout, spec: JobSpec, workers: Workers
+    rollout: Rollout, spec: JobSpec, scorer: Scorer
 ) -> tuple[Rollout, dict[str, float]]:
     """Adds the reward model's scores, weighted, at each row's last token."""
-    assert workers.scorer is not None
-    scores = workers.scorer.scores(rollout.batch)
-    rewards = spec.reward.environment_weight * rollout.rewards
-    rows = torch.arange(len(rewards))
-    rewards[rows, rollout.last] += spec.reward.model_weight * scores.to(rewards.dtype)
-    played = scores[rollout.scored].double()
+    scores = scorer.scores(rollout.batch).double()
+    rewards, rows = rollout.rewards.clone(), torch.arange(len(scores))
+    rewards[rows, rollout.last] += spec.reward.model_weight * scores
+    played = scores[rollout.scored]
     mean = {"reward_model_mean": float(played.mean())} if len(played) else {}
     return replace(rollout, rewards=rewards), mean
 

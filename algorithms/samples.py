@@ -1,7 +1,8 @@
 """What a source of training data hands to the loop for one step."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +19,11 @@ class Rollout:
     Attributes:
         batch: B sequences; `loss_mask` marks the policy's own tokens. Rows that were not scored
             keep their place, and none of their tokens is trained.
-        rewards: [B, T] float32: each turn's reward at the turn's last token, 0 elsewhere.
+        rewards: [B, T] float64: each turn's reward at the turn's last token, 0 elsewhere.
         scored: [B] bool. What was not scored is not 0: it takes no part in any statistics.
         group_size: so many rows, one behind the other, answer one question.
         truncated: [B] bool: the episode was cut.
-        baselines: [B] float32, the reward of the greedy answer to a row's question; NaN where that
+        baselines: [B] float64, the reward of the greedy answer to a row's question; NaN where that
             could not be scored. None where the spec asks for none.
     """
 
@@ -44,6 +45,11 @@ class Rollout:
         places = torch.arange(self.batch.loss_mask.shape[1])
         return (places * (self.batch.loss_mask > 0)).amax(dim=1)
 
+    def with_baselines(self, greedy: "Rollout") -> "Rollout":
+        """The same, with what the greedy answers earned; `greedy` has a row for each group."""
+        values = greedy.returns.masked_fill(~greedy.scored, math.nan)
+        return replace(self, baselines=values.repeat_interleave(self.group_size))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
@@ -52,6 +58,8 @@ class Samples:
     Attributes:
         batch: B sequences; `loss_mask` marks what may be trained.
         rollout: what they earned, with the very same batch; None for offline data.
+        greedy: the greedy answers to the same questions, one row each, which are not trained; None
+            where the spec asks for none.
         metrics: numbers by name for the step's `metrics` event.
         warnings: for the step's `warning` events.
         rows: of offline data, which row of the file each unit of the batch is: what does not
@@ -60,6 +68,7 @@ class Samples:
 
     batch: Batch
     rollout: Rollout | None = None
+    greedy: Rollout | None = None
     metrics: Mapping[str, float]
     warnings: Sequence[Mapping[str, Any]] = ()
     rows: Sequence[int] | None = None

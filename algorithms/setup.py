@@ -119,6 +119,7 @@ def _open_evaluator(context: JobContext, workers: Workers, chat: ChatFormat) -> 
         modes=evaluation.modes,
         rollout=context.spec.rollout,
         seed=context.spec.training.seed,
+        answers=evaluation.samples_per_item,
     )
 
 

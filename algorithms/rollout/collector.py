@@ -133,6 +133,7 @@ class Collector:
                 token_ids=completion.token_ids,
                 log_probs=completion.log_probs,
                 weight_version=completion.weight_version,
+                stop_reason=completion.stop_reason,
             ),
         )
         episode.tool_calls += len(turn.tool_calls)

@@ -17,12 +17,13 @@ Origin = Literal["prompt", "policy", "observation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Tokens of one origin. `log_probs` and `weight_version` belong to the policy's only."""
+    """Tokens of one origin. All but the tokens belongs to the policy's only."""
 
     origin: Origin
     token_ids: Sequence[int]
     log_probs: Sequence[float] = ()
     weight_version: int | None = None
+    stop_reason: Literal["stop", "length"] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +63,25 @@ class Episode:
             return None
         scored = [reward for reward in self.rewards if reward is not None]
         return math.fsum(scored) if len(scored) == len(self.rewards) else None
+
+    @property
+    def played(self) -> bool:
+        """Whether it came to an end, scored or not."""
+        return self.error is None and bool(self.rewards)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last turn was cut by a bound on its length: it has no stop token, which is
+        not the same token in every model."""
+        turns = [segment for segment in self.segments if segment.origin == "policy"]
+        return bool(turns) and turns[-1].stop_reason == "length"
+
+    def reaches(self, best: float) -> bool:
+        """Whether the return is the best that there is, but for rounding."""
+        reward = self.reward
+        return reward is not None and (
+            reward >= best or math.isclose(reward, best, rel_tol=1e-9, abs_tol=1e-9)
+        )
 
     @property
     def token_ids(self) -> list[int]:

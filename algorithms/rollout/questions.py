@@ -1,8 +1,8 @@
 """Which questions are trained on, and which are held out.
 
-A step's questions depend on the step's number alone, so a resumed job asks what the uninterrupted
-one would have asked. A question that is held out is never trained on, by its key, even where two
-seeds happen to draw it.
+Training questions have an order that depends on the environment's seed alone, and places in it. A
+job that knows its place asks after a resume what the uninterrupted one would have asked. A question
+that is held out is never trained on, by its key, even where two seeds happen to draw it.
 """
 
 from collections.abc import Collection
@@ -57,13 +57,13 @@ class Questions:
         self._exhausted = False
         self._items: list[Item] = []
 
-    def of_step(self, step: int, count: int) -> list[Item]:
-        """The `count` questions of step 1, 2, ...
+    def at(self, start: int, count: int) -> list[Item]:
+        """The `count` questions from place `start` on; the first has place 0.
 
         Raises:
             ValueError: the source has no question that is not held out.
         """
-        start, end = (step - 1) * count, step * count
+        end = start + count
         while len(self._items) < end and not self._exhausted:
             self._draw_more(end)
         if not self._items:

@@ -1,20 +1,37 @@
-"""Episodes as steps: the policy is asked, plays, and its own tokens become the batch."""
+"""Episodes as steps: the policy is asked, plays, and its own tokens become the batch.
+
+The order of questions is fixed; how many of them a step takes is not, where questions are replaced
+that teach nothing. So the source keeps the place of the next question, and a checkpoint holds it:
+no question is left out or trained a second time before all others were.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from algorithms.batch import Batch
 from algorithms.data.chat import ChatFormat
-from algorithms.data.collation import collate
-from algorithms.data.dataset import Example
 from algorithms.errors import JobFailure
 from algorithms.phases import PhaseClock
 from algorithms.rollout.collector import Collector
 from algorithms.rollout.episode import Episode
+from algorithms.rollout.groups import (
+    Drawn,
+    Group,
+    describe_shortage,
+    draw_all,
+    draw_with_spread,
+)
 from algorithms.rollout.questions import Questions
-from algorithms.rollout.statistics import episode_metrics, episode_warnings, refuse_many_errors
+from algorithms.rollout.statistics import (
+    baseline_metrics,
+    episode_metrics,
+    episode_warnings,
+    group_metrics,
+    refuse_many_errors,
+)
+from algorithms.rollout.tensors import episode_batch, episode_rollout
 from algorithms.samples import Rollout, Samples
 from algorithms.seeds import derive_seed
 from service.spec import JobContext, Reason
@@ -31,108 +48,140 @@ class EpisodeSource:
         spec = context.spec
         self._collector = collector
         self._questions = questions
+        self._algorithm = spec.algorithm
+        self._reward = spec.reward
         self._rollout = spec.rollout
         self._seed = spec.training.seed
-        self._group_size = spec.algorithm.samples_per_prompt
-        self._batch_size = spec.training.global_batch_size
         self._padding_id = chat.padding_id
-        if self._batch_size % self._group_size:
+        self._group_size = spec.algorithm.samples_per_prompt
+        self._groups, left_over = divmod(spec.training.global_batch_size, self._group_size)
+        self._best_reward = collector.environment.reward_range[1]
+        self._next: int | None = 0
+        if left_over:
             raise JobFailure(
                 Reason.USER_ERROR,
-                f"`training.global_batch_size` {self._batch_size} must be a multiple of the group "
-                f"size {self._group_size}",
+                f"`training.global_batch_size` {spec.training.global_batch_size} must be a "
+                f"multiple of the group size {self._group_size}",
             )
         if spec.training.steps is None:
             raise JobFailure(Reason.USER_ERROR, "`training.steps` is needed: episodes never end")
         self.total_steps = spec.training.steps
 
     def draw(self, step: int, clock: PhaseClock) -> Samples:
-        """Plays the step's questions, each `samples_per_prompt` times.
+        """Plays the next questions, each `samples_per_prompt` times, and once greedily where the
+        algorithm asks for that.
 
         Raises:
             JobFailure: ENVIRONMENT_ERRORS where too many episodes failed; USER_ERROR where no
-                question is left to train on.
+                question is left to train on, or where too few taught anything and the job shall
+                then fail.
         """
-        try:
-            items = self._questions.of_step(step, self._batch_size // self._group_size)
-        except ValueError as error:
-            raise JobFailure(Reason.USER_ERROR, str(error)) from error
-        episodes = self._collector.collect(
-            items,
-            repeats=self._group_size,
-            temperature=self._rollout.temperature,
-            seed=derive_seed(self._seed, "rollout", step),
-            clock=clock,
-        )
-        refuse_many_errors(episodes, self._rollout.max_error_rate)
-        batch = self._batch(episodes)
+        start = self._place(step)
+        drawn, episodes = self._draw_groups(step, start, clock)
+        greedy = self._answer_greedily(step, drawn, clock)
+        refuse_many_errors([*episodes, *greedy], self._rollout.max_error_rate)
+        self._next = start + drawn.used
+        rule = self._algorithm.resampling
+        shortage = drawn.masked and describe_shortage(drawn, self._best_reward)
+        if shortage and rule is not None and rule.when_short == "fail":
+            raise JobFailure(
+                Reason.USER_ERROR,
+                f"step {step}: {shortage}. Give questions that the policy answers now right, now "
+                "wrong, raise `max_batches`, or set `when_short` to train",
+            )
+        rollout, greedy_rollout = self._tensors(drawn, greedy)
+        warnings = episode_warnings([*episodes, *greedy])
+        if shortage:
+            warnings.append({"message": f"step {step}: {shortage}; these train nothing"})
         return Samples(
-            batch=batch,
-            rollout=episode_rollout(episodes, batch, group_size=self._group_size),
-            metrics=episode_metrics(episodes),
-            warnings=episode_warnings(episodes),
-        )
-
-    def _batch(self, episodes: Sequence[Episode]) -> Batch:
-        return episode_batch(
-            episodes,
-            padding_id=self._padding_id,
-            max_length=self._collector.generator.max_length,
+            batch=rollout.batch,
+            rollout=rollout,
+            greedy=greedy_rollout,
+            metrics={
+                **episode_metrics(episodes),
+                **group_metrics(drawn, best_reward=self._best_reward),
+                **baseline_metrics(greedy),
+            },
+            warnings=warnings,
         )
 
     def state(self) -> dict[str, Any]:
-        """Nothing: questions and draws depend on the step's number alone."""
-        return {}
+        """Place of the next question. Draws depend on the step's number alone."""
+        return {"next_question": self._next}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do; see `state`."""
+        """Goes on at the question of `state`; where it names none, at the one that the number of
+        the next step gives."""
+        self._next = state.get("next_question")
 
+    def _place(self, step: int) -> int:
+        return (step - 1) * self._groups if self._next is None else self._next
 
-def episode_batch(episodes: Sequence[Episode], *, padding_id: int, max_length: int) -> Batch:
-    """Whole episodes as sequences, trained on the policy's tokens, with `rollout_log_probs`.
+    def _draw_groups(self, step: int, start: int, clock: PhaseClock) -> tuple[Drawn, list[Episode]]:
+        """The step's groups, and the episodes of all that were played for them."""
+        episodes: list[Episode] = []
 
-    An episode that failed or was not scored keeps its place, so that the batch keeps its size, but
-    none of its tokens is trained. One that failed before its first token is a single padding.
-    """
-    examples = [
-        Example(
-            tokens=torch.tensor(episode.token_ids or [padding_id], dtype=torch.int32),
-            trained=torch.tensor(
-                episode.policy_mask if episode.reward is not None else [], dtype=torch.uint8
-            ),
+        def play(offset: int, count: int, number: int) -> list[Group]:
+            items = self._ask(start + offset, count)
+            found = self._collector.collect(
+                items,
+                repeats=self._group_size,
+                temperature=self._rollout.temperature,
+                seed=self._seed_of(step, number),
+                clock=clock,
+            )
+            episodes.extend(found)
+            refuse_many_errors(episodes, self._rollout.max_error_rate)
+            size = self._group_size
+            return [
+                Group(item=item, episodes=found[i * size : (i + 1) * size])
+                for i, item in enumerate(items)
+            ]
+
+        rule = self._algorithm.resampling
+        if rule is None:
+            return draw_all(play, self._groups), episodes
+        return draw_with_spread(play, self._groups, rule), episodes
+
+    def _ask(self, start: int, count: int) -> list[Any]:
+        try:
+            return self._questions.at(start, count)
+        except ValueError as error:
+            raise JobFailure(Reason.USER_ERROR, str(error)) from error
+
+    def _answer_greedily(self, step: int, drawn: Drawn, clock: PhaseClock) -> list[Episode]:
+        """Each question once; environments are reset as for the answers that are sampled."""
+        if not self._algorithm.greedy_baseline:
+            return []
+        return self._collector.collect(
+            [group.item for group in drawn.groups],
+            temperature=0.0,
+            seed=self._seed_of(step, 0),
+            clock=clock,
         )
-        for episode in episodes
-    ]
-    batch = collate(examples, padding_id=padding_id, max_length=max_length)
-    rollout_log_probs = torch.zeros_like(batch.loss_mask)
-    for row, episode in enumerate(episodes):
-        log_probs = episode.log_probs
-        rollout_log_probs[row, : len(log_probs)] = torch.tensor(log_probs)
-    return Batch(
-        tokens=batch.tokens,
-        lengths=batch.lengths,
-        loss_mask=batch.loss_mask,
-        per_token={"rollout_log_probs": rollout_log_probs},
-    )
 
+    def _seed_of(self, step: int, number: int) -> int:
+        further = (number,) if number else ()
+        return derive_seed(self._seed, "rollout", step, *further)
 
-def episode_rollout(episodes: Sequence[Episode], batch: Batch, *, group_size: int) -> Rollout:
-    """What the episodes of a batch earned, each reward at the last token of its turn.
+    def _tensors(self, drawn: Drawn, greedy: Sequence[Episode]) -> tuple[Rollout, Rollout | None]:
+        """The rollout that is trained, and that of the greedy answers."""
+        episodes = [episode for group in drawn.groups for episode in group.episodes]
+        rollout = self._as_rollout(episodes, self._group_size)
+        if drawn.masked:
+            kept = torch.arange(len(episodes)) < len(drawn.trained) * self._group_size
+            scored = rollout.scored & kept
+            rollout = replace(rollout, scored=scored, batch=rollout.batch.masked(scored))
+        if not greedy:
+            return rollout, None
+        alone = self._as_rollout(greedy, 1)
+        return rollout.with_baselines(alone), alone
 
-    Args:
-        episodes: one for each row of the batch.
-        batch: see `episode_batch`.
-        group_size: so many episodes, one behind the other, have one question.
-    """
-    rewards = torch.zeros_like(batch.loss_mask)
-    for row, episode in enumerate(episodes):
-        if episode.reward is not None:
-            for place, reward in zip(episode.turn_ends, episode.rewards, strict=True):
-                rewards[row, place] = reward or 0.0
-    return Rollout(
-        batch=batch,
-        rewards=rewards,
-        scored=torch.tensor([episode.reward is not None for episode in episodes]),
-        group_size=group_size,
-        truncated=torch.tensor([episode.truncated for episode in episodes]),
-    )
+    def _as_rollout(self, episodes: Sequence[Episode], group_size: int) -> Rollout:
+        batch = episode_batch(
+            episodes,
+            reward=self._reward,
+            padding_id=self._padding_id,
+            max_length=self._collector.generator.max_length,
+        )
+        return episode_rollout(episodes, batch, reward=self._reward, group_size=group_size)

@@ -7,6 +7,7 @@ from typing import Any
 
 from algorithms.errors import JobFailure
 from algorithms.rollout.episode import Episode
+from algorithms.rollout.groups import Drawn
 from service.spec import Reason
 
 
@@ -30,11 +31,56 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         metrics["tool_rate"] = _share([episode.tool_calls > 0 for episode in played])
         metrics["malformed_tool_rate"] = _share([e.malformed_tool_calls > 0 for e in played])
         metrics["truncated_rate"] = _share([episode.truncated for episode in played])
+        metrics["unfinished_rate"] = _share([episode.unfinished for episode in played])
         metrics["policy_tokens_mean"] = sum(sum(e.policy_mask) for e in played) / len(played)
         for name in sorted({name for episode in played for name in episode.metrics}):
             values = [e.metrics[name] for e in played if name in e.metrics]
             metrics[f"environment_{name}"] = math.fsum(values) / len(values)
     return metrics
+
+
+def group_metrics(drawn: Drawn, *, best_reward: float) -> dict[str, float]:
+    """Of all groups that were played: what they can teach, and how often they reach the best.
+
+    `groups_masked` and `batches_drawn` tell whether dynamic sampling filled the batch.
+    """
+    groups = drawn.played
+    return {
+        "groups_drawn": len(groups),
+        "groups_without_spread": sum(not group.has_spread for group in groups),
+        "groups_masked": len(drawn.masked),
+        "batches_drawn": drawn.batches,
+        **pass_rates([group.episodes for group in groups], best_reward=best_reward),
+    }
+
+
+def pass_rates(answers: Sequence[Sequence[Episode]], *, best_reward: float) -> dict[str, float]:
+    """`pass_at_<k>`: how likely one of k answers to a question has the best reward.
+
+    For k of 1, 2, 4, ... and the number of answers. Of n scored answers with c right ones it is
+    1 - C(n - c, k) / C(n, k) (Chen et al., arXiv 2107.03374, eq. 1); the mean is over questions
+    that have k scored answers. An answer's reward is the sum over its turns.
+    """
+    most = max((len(episodes) for episodes in answers), default=0)
+    counts = []
+    for episodes in answers:
+        scored = [episode for episode in episodes if episode.reward is not None]
+        counts.append((len(scored), sum(e.reaches(best_reward) for e in scored)))
+    rates = {}
+    for k in sorted({1 << power for power in range(most.bit_length())} | {most} - {0}):
+        found = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k]
+        if found:
+            rates[f"pass_at_{k}"] = math.fsum(found) / len(found)
+    return rates
+
+
+def baseline_metrics(greedy: Sequence[Episode]) -> dict[str, float]:
+    """Of the greedy answers that are baselines; nothing where there are none."""
+    if not greedy:
+        return {}
+    rewards = [episode.reward for episode in greedy if episode.reward is not None]
+    mean = {"baseline_reward_mean": math.fsum(rewards) / len(rewards)} if rewards else {}
+    return {"baselines_unscored": len(greedy) - len(rewards), **mean}
 
 
 def error_counts(episodes: Sequence[Episode]) -> dict[str, int]:

@@ -82,6 +82,22 @@ class JobSpec(SpecModel):
         return self
 
     @model_validator(mode="after")
+    def _something_to_earn(self) -> "JobSpec":
+        if not self.algorithm.online or self.reward.environment_weight > 0:
+            return self
+        if self.reward.model is None:
+            raise ValueError(
+                "`reward.environment_weight` must be above 0: without `reward.model` nothing else "
+                "is earned"
+            )
+        if self.algorithm.resampling is not None:
+            raise ValueError(
+                "`algorithm.dynamic_sampling` must be null: it goes by the environment's reward, "
+                "which has no weight (`reward.environment_weight`)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _somewhere_to_evaluate(self) -> "JobSpec":
         if self.evaluation.items and self.evaluation_environment is None:
             raise ValueError("`evaluation.items` needs `evaluation.environment` or `environment`")

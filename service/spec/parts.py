@@ -247,6 +247,9 @@ class EvaluationSpec(SpecModel):
     """Evaluate before the first step too."""
     items: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """How many held-out questions; 0 evaluates nothing in an environment."""
+    samples_per_item: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Sampled answers to each question; more than one also give `pass_at_<k>`. A greedy answer is
+    given once."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1_000_003
     """Seed of the held-out questions."""
     modes: list[DecodingMode] = Field(default=["sampled", "greedy"], min_length=1)

@@ -23,7 +23,9 @@ def test_accuracy_is_the_share_that_reached_the_best_reward() -> None:
     summary = evaluation_summary(episodes, best_reward=1.0)
     assert summary == {
         "items": 6,
+        "answers": 6,
         "accuracy": 0.5,
+        "pass_at_1": 0.5,
         "reward_mean": pytest.approx(0.625),
         "tool_rate": pytest.approx(0.4),
         "truncated_rate": pytest.approx(0.2),

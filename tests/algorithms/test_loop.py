@@ -432,6 +432,8 @@ def test_grpo_raises_the_reward(tmp_path: Path, chatml: PreTrainedTokenizerFast)
         *("rollout_kl", "rollout_ratio_deviation"),
         *("episodes", "episodes_failed", "episodes_unscored", "reward_mean", "reward_std"),
         *("tool_rate", "malformed_tool_rate", "truncated_rate", "policy_tokens_mean"),
+        *("unfinished_rate", "groups_drawn", "groups_without_spread", "groups_masked"),
+        *("groups_unscored", "batches_drawn", "pass_at_1", "pass_at_2", "pass_at_4"),
         "environment_letters",
         *(f"seconds_{p}" for p in ("rollout", "reward", "advantage", "update", "sync")),
     }
@@ -440,10 +442,11 @@ def test_grpo_raises_the_reward(tmp_path: Path, chatml: PreTrainedTokenizerFast)
     assert max(m["rollout_ratio_deviation"] for m in recorder.of("metrics")) < 1e-4
 
 
-def test_a_resumed_grpo_job_is_the_uninterrupted_one(
-    tmp_path: Path, chatml: PreTrainedTokenizerFast
+@pytest.mark.parametrize("rule", [None, {"max_batches": 3}])
+def test_a34_a_resumed_grpo_job_is_the_uninterrupted_one(
+    rule: dict[str, int] | None, tmp_path: Path, chatml: PreTrainedTokenizerFast
 ) -> None:
-    context = _grpo(steps=5)
+    context = _grpo(steps=5, dynamic_sampling=rule)
     whole, events = _policy(context, chatml), EventList()
     _letters_loop(context, whole, chatml, tmp_path / "whole", events, Letters()).run()
     killed = _policy(context, chatml)
@@ -454,6 +457,8 @@ def test_a_resumed_grpo_job_is_the_uninterrupted_one(
     resumed, after = _policy(context, chatml, seed=99), EventList()
     _letters_loop(context, resumed, chatml, tmp_path / "k", after, Letters()).run()
     assert resumed.log[0] == "sync 2"
+    batches = [m["batches_drawn"] for m in events.of("metrics")]
+    assert max(batches[:2]) > 1 if rule else batches == [1] * 5
     assert _same_weights(whole, resumed)
     assert _timeless(after.of("metrics")) == _timeless(events.of("metrics"))[2:]
 

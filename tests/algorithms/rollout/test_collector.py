@@ -9,11 +9,11 @@ from algorithms.errors import JobFailure
 from algorithms.phases import PhaseClock
 from algorithms.rollout.collector import Collector
 from algorithms.rollout.episode import Episode
-from algorithms.rollout.source import episode_batch
 from algorithms.rollout.statistics import episode_metrics, episode_warnings, refuse_many_errors
+from algorithms.rollout.tensors import episode_batch
 from environments import registry
 from environments.protocol import EnvironmentType
-from service.spec import Reason
+from service.spec import Reason, RewardSpec
 from tests.algorithms.letters import Letters, LettersConfig
 from tests.algorithms.scripted import ScriptedPolicy
 
@@ -62,7 +62,7 @@ def test_i01_one_exception_ends_one_episode(chat: ChatFormat) -> None:
         "ZeroDivisionError",
         "bad environment",
     )
-    batch = episode_batch(episodes, padding_id=0, max_length=200)
+    batch = episode_batch(episodes, reward=RewardSpec(), padding_id=0, max_length=200)
     assert len(batch) == 8
     assert (batch.loss_mask.sum(dim=1) > 0).tolist() == [True] * 3 + [False] + [True] * 4
     metrics = episode_metrics(episodes)
@@ -141,7 +141,7 @@ def test_b05_b09_every_token_keeps_where_it_came_from(chat: ChatFormat) -> None:
     assert sum(episode.policy_mask) == sum(len(s.token_ids) for s in episode.segments[1::2])
     by_token = zip(episode.policy_mask, episode.log_probs, strict=True)
     assert all((log_prob != 0.0) == bool(on) for on, log_prob in by_token)
-    batch = episode_batch([episode], padding_id=0, max_length=200)
+    batch = episode_batch([episode], reward=RewardSpec(), padding_id=0, max_length=200)
     trained = batch.tokens[0][batch.loss_mask[0] > 0].tolist()
     assert chat.text(trained) == "aa<|im_end|>bb<|im_end|>cc<|im_end|>"
     kept = batch.per_token["rollout_log_probs"][0][batch.loss_mask[0] > 0].tolist()

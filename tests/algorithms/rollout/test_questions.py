@@ -8,14 +8,14 @@ def _numbers(items: list[dict[str, int]]) -> list[int]:
     return [item["number"] for item in items]
 
 
-def test_a_step_s_questions_depend_on_the_step_alone() -> None:
+def test_the_question_of_a_place_is_always_the_same() -> None:
     whole = Questions(Letters(), LettersConfig(), seed=1)
-    steps = [_numbers(whole.of_step(step, 5)) for step in range(1, 30)]
+    parts = [_numbers(whole.at(start, 5)) for start in range(0, 145, 5)]
     resumed = Questions(Letters(), LettersConfig(), seed=1)
-    assert _numbers(resumed.of_step(17, 5)) == steps[16]
-    assert _numbers(resumed.of_step(3, 5)) == steps[2]
+    assert _numbers(resumed.at(80, 5)) == parts[16]
+    assert _numbers(resumed.at(10, 5)) == parts[2]
     in_order = Letters().items(LettersConfig(), seed=1, count=145)
-    assert [n for step in steps for n in step] == _numbers(list(in_order))
+    assert [n for part in parts for n in part] == _numbers(list(in_order))
 
 
 def test_no_held_out_question_is_trained_on() -> None:
@@ -24,9 +24,9 @@ def test_no_held_out_question_is_trained_on() -> None:
     keys = {environment.key(item) for item in held}
     assert len(keys) == 20
     questions = Questions(environment, config, seed=1, held_out=keys)
-    epoch = [n for step in range(1, 7) for n in _numbers(questions.of_step(step, 5))]
+    epoch = [n for start in range(0, 30, 5) for n in _numbers(questions.at(start, 5))]
     assert sorted(map(str, epoch)) == sorted({str(n) for n in range(50)} - keys)
-    assert _numbers(questions.of_step(7, 5)) == epoch[:5]  # a finite source begins again
+    assert _numbers(questions.at(30, 5)) == epoch[:5]  # a finite source begins again
 
 
 def test_held_out_questions_differ_from_each_other_and_begin_as_the_source_does() -> None:
@@ -42,7 +42,7 @@ def test_held_out_questions_differ_from_each_other_and_begin_as_the_source_does(
 def test_a_source_that_is_all_held_out_is_refused() -> None:
     questions = Questions(Letters(), LettersConfig(size=2), seed=1, held_out={"0", "1"})
     with pytest.raises(ValueError, match="no training question that is not held out"):
-        questions.of_step(1, 1)
+        questions.at(0, 1)
 
 
 def test_a_generator_of_few_questions_gives_what_it_has() -> None:
@@ -51,6 +51,6 @@ def test_a_generator_of_few_questions_gives_what_it_has() -> None:
     assert sorted(_numbers(held)) == list(range(40))
     keys = {environment.key(item) for item in held}
     with pytest.raises(ValueError, match="no training question that is not held out"):
-        Questions(environment, config, seed=1, held_out=keys).of_step(1, 1)
+        Questions(environment, config, seed=1, held_out=keys).at(0, 1)
     left = Questions(environment, config, seed=1, held_out=keys - {"7"})
-    assert _numbers(left.of_step(3, 60)) == [7] * 60
+    assert _numbers(left.at(120, 60)) == [7] * 60
