@@ -1,12 +1,15 @@
 """On-policy distillation."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from service.spec.algorithm import AlgorithmSpec
 from service.spec.algorithms.aggregation import TokenAggregation
 from service.spec.other_models import FrozenModelSpec
+
+Divergence = Literal["forward-kl", "reverse-kl", "js"]
+DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 
 
 class DistillationSpec(AlgorithmSpec):
@@ -20,7 +23,7 @@ class DistillationSpec(AlgorithmSpec):
 
     teacher_model: FrozenModelSpec
     """The teacher; it must have the student's vocabulary."""
-    divergence: Literal["forward-kl", "reverse-kl", "js"] = "reverse-kl"
+    divergence: Divergence = "reverse-kl"
     """KL(teacher || student), KL(student || teacher), or the generalised Jensen-Shannon one."""
     js_beta: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Weight of the teacher in the mixture of `js` (eq. 1 of the paper)."""
