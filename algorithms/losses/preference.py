@@ -1,8 +1,8 @@
 """Losses on whole answers: which of two is better, or whether one is good.
 
 All are elementwise, on a number for each pair (P pairs) or each answer (N answers), with nothing
-summed: the caller divides by the step's own counts. `softplus(-x)` is -log sigmoid(x) without
-overflow: it goes to 0 on the one side and to -x on the other.
+summed: the caller divides by the step's own counts. `logsigmoid(x)` is log(sigmoid(x)) without
+overflow: it goes to 0 on the one side and to x on the other.
 
 An answer's log-probs are summed in float64. A long answer's sum is in the thousands, and what is
 learned from is a difference of two such sums: float32 would leave only three or four digits of it.
@@ -10,7 +10,7 @@ learned from is a difference of two such sums: float32 would leave only three or
 
 import torch
 from torch import Tensor
-from torch.nn.functional import relu, softplus
+from torch.nn.functional import logsigmoid, relu
 
 # The largest probability that a float32 log-prob tells from 1 is 6e-8 below it.
 SMALLEST_REST = 1e-7
@@ -38,7 +38,8 @@ def sigmoid_loss(margins: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         margins: [P] reward of the chosen answer less that of the rejected one.
         label_smoothing: e, the share of labels that are taken to be the wrong way round.
     """
-    return (1.0 - label_smoothing) * softplus(-margins) + label_smoothing * softplus(margins)
+    true, flipped = -logsigmoid(margins), -logsigmoid(-margins)
+    return (1.0 - label_smoothing) * true + label_smoothing * flipped
 
 
 def robust_loss(margins: Tensor, *, label_smoothing: float) -> Tensor:
@@ -53,7 +54,7 @@ def robust_loss(margins: Tensor, *, label_smoothing: float) -> Tensor:
         margins: [P] as in `sigmoid_loss`.
         label_smoothing: e, below 1/2.
     """
-    true, flipped = softplus(-margins), softplus(margins)
+    true, flipped = -logsigmoid(margins), -logsigmoid(-margins)
     return ((1.0 - label_smoothing) * true - label_smoothing * flipped) / (1 - 2 * label_smoothing)
 
 
@@ -82,7 +83,7 @@ def simpo_loss(mean_log_prob_differences: Tensor, *, beta: float, gamma: float) 
         beta: scale.
         gamma: target margin, after scaling.
     """
-    return softplus(gamma - beta * mean_log_prob_differences)
+    return -logsigmoid(beta * mean_log_prob_differences - gamma)
 
 
 def log_odds(mean_log_probs: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ def log_odds(mean_log_probs: Tensor) -> Tensor:
 
 def odds_ratio_loss(log_odds_ratios: Tensor) -> Tensor:
     """-log sigmoid(log(odds of chosen / odds of rejected)), [P] (ORPO, arXiv 2403.07691, eq. 7)."""
-    return softplus(-log_odds_ratios)
+    return -logsigmoid(log_odds_ratios)
 
 
 def bradley_terry_loss(
@@ -120,7 +121,7 @@ def bradley_terry_loss(
         center_coef: weight of the last term.
     """
     difference = chosen - rejected if margins is None else chosen - rejected - margins
-    return softplus(-difference) + center_coef * (chosen + rejected).square()
+    return -logsigmoid(difference) + center_coef * (chosen + rejected).square()
 
 
 def kto_loss(
