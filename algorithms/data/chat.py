@@ -14,6 +14,9 @@ rollout: a prompt, and then its own tokens. In the whole text a tokenizer may we
 last newline and an answer's first into one token, or split the prompt's newlines in another way.
 
 A template writes its own beginning-of-sequence token, so nothing is added by the tokenizer.
+
+Text that is to stay without a template (`ChatFormat.split_plain`) is cut in the same way: a prompt,
+and apart from it the answer with the token that ends a sequence.
 """
 
 import json
@@ -24,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from algorithms.data.rows import Conversation
+from algorithms.data.reasoning import find_style
+from service.spec.rows import Conversation, PlainText, RowFault
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -68,6 +72,8 @@ class ChatFormat:
         # A group's episodes share most of their texts.
         self._render_json = lru_cache(maxsize=TEXTS_KEPT)(self._render_uncached)
         self._encode = lru_cache(maxsize=TEXTS_KEPT)(self._encode_uncached)
+        first = tokenizer("x")["input_ids"][:1]
+        self._bos: str = tokenizer.bos_token if first == [tokenizer.bos_token_id] else ""
         self._special = {
             index: str(token)
             for index, token in tokenizer.added_tokens_decoder.items()
@@ -75,6 +81,7 @@ class ChatFormat:
         }
         self.end_of_turn_id, self.end_of_turn = self._find_end_of_turn()
         self._start_differs = self._differs_at_the_start()
+        self.reasoning = find_style(self._render_answer)
         padding = tokenizer.pad_token_id
         self.padding_id: int = self.end_of_turn_id if padding is None else padding
 
@@ -92,10 +99,14 @@ class ChatFormat:
     def split(self, conversation: Conversation) -> list[Part]:
         """A training row as parts; the trained ones are answers with their end-of-turn token.
 
+        What follows the last of them is left out: no loss depends on it, and a reward model reads
+        a sequence's last token, which in a rollout is the answer's.
+
         Raises:
-            ValueError: the answers' places cannot be told; the message names the place in the row.
+            RowFault: the answers' places cannot be told; the message names the place in the row.
         """
-        messages, tools = conversation.messages, conversation.tools
+        messages = [self.reasoning.write(message) for message in conversation.messages]
+        tools = conversation.tools
         text = self._render(messages, tools)
         parts: list[Part] = []
         place = 0
@@ -103,20 +114,33 @@ class ChatFormat:
             if not trained:
                 continue
             if index == 0:
-                raise ValueError(
-                    "messages[0] is the assistant's, and nothing prompts it: put a message before "
-                    'it, or give it "weight": 0'
+                raise RowFault(
+                    "messages[0] is the assistant's, and nothing prompts it",
+                    'put a message before it, or give it "weight": 0',
                 )
             if self.end_of_turn in json.dumps(messages[index], ensure_ascii=False):
-                raise ValueError(
+                raise RowFault(
                     f"messages[{index}] contains {self.end_of_turn!r}, the token that ends a turn"
                 )
             start, end = self._answer_span(text, messages, index, tools)
+            source = conversation.messages[index]
+            self._check_reasoning(source, index, prompt=text[:start], answer=text[start:end])
             parts.append(Part(text=text[place:start], trained=False, follows_turn=place > 0))
             parts.append(Part(text=text[start:end], trained=True, follows_turn=False))
             place = end
-        parts.append(Part(text=text[place:], trained=False, follows_turn=place > 0))
         return parts
+
+    def split_plain(self, text: PlainText) -> list[Part]:
+        """A prompt and its answer without the template, as parts.
+
+        The tokenizer's beginning-of-sequence token stands before the prompt where it puts one
+        before any text, and its end-of-sequence token behind the answer; either only once.
+        """
+        bos, eos = self._bos, self._tokenizer.eos_token or self.end_of_turn
+        return [
+            Part(text=bos + text.prompt.removeprefix(bos), trained=False, follows_turn=False),
+            Part(text=text.answer.removesuffix(eos) + eos, trained=True, follows_turn=False),
+        ]
 
     def tokenize(self, rows: Sequence[Sequence[Part]]) -> list[TokenizedChat]:
         """Ids and mask of each row, all in one call of the tokenizer, which is much faster."""
@@ -158,6 +182,22 @@ class ChatFormat:
     def _render(self, messages: Messages, tools: Tools, *, generation_prompt: bool = False) -> str:
         return self._render_json(json.dumps([list(messages), list(tools)]), generation_prompt)
 
+    def _render_answer(self, messages: Messages) -> tuple[str, str]:
+        """What stands before the last message's answer, and the whole rendering."""
+        return self._render(messages[:-1], (), generation_prompt=True), self._render(messages, ())
+
+    def _check_reasoning(
+        self, message: Mapping[str, Any], index: int, *, prompt: str, answer: str
+    ) -> None:
+        """Whether the reasoning of an answer that is trained stands between its tags."""
+        wanted = message.get("reasoning_content", "").strip()
+        if wanted and self.reasoning.read(answer, prompt=prompt)[0] != wanted:
+            raise RowFault(
+                f"the chat template does not write the reasoning of messages[{index}] between "
+                f"{self.reasoning.opening} and {self.reasoning.closing}, or leaves it out",
+                'give the message "weight": 0, or make a row that ends with it',
+            )
+
     def _render_uncached(self, messages_and_tools: str, generation_prompt: bool) -> str:
         messages, tools = json.loads(messages_and_tools)
         try:
@@ -168,7 +208,7 @@ class ChatFormat:
                 add_generation_prompt=generation_prompt,
             )
         except TemplateError as error:
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
+            raise RowFault(f"the chat template refuses the messages: {error}") from error
         return rendered
 
     def _encode_uncached(self, text: str) -> tuple[int, ...]:
@@ -180,7 +220,7 @@ class ChatFormat:
         """Where messages[index] stands in the rendered text, its end-of-turn token included."""
         prefix = self._render(messages[:index], tools, generation_prompt=True)
         if not text.startswith(prefix):
-            raise ValueError(
+            raise RowFault(
                 f"the chat template renders what precedes messages[{index}] differently once the "
                 "conversation goes on, so the assistant's tokens cannot be told from others"
             )
@@ -188,7 +228,7 @@ class ChatFormat:
         through = text if is_last else self._render(messages[: index + 1], tools)
         end = text.find(self.end_of_turn, len(prefix))
         if end < 0 or self.end_of_turn not in through[len(prefix) :]:
-            raise ValueError(
+            raise RowFault(
                 f"the chat template does not end messages[{index}] with {self.end_of_turn!r}"
             )
         return len(prefix), end + len(self.end_of_turn)

@@ -1,16 +1,15 @@
 """Rows of the training file as steps, and the loss on the validation file."""
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from algorithms.batch import Normalizer
+from algorithms.batch import Batch, Normalizer
 from algorithms.data.chat import ChatFormat
 from algorithms.data.collation import collate
 from algorithms.data.dataset import Dataset, load_dataset
-from algorithms.data.jsonl import RowError
 from algorithms.data.sampler import Sampler
+from algorithms.data.tokenized import Rules
 from algorithms.errors import JobFailure
 from algorithms.phases import PhaseClock
 from algorithms.protocols import TrainEngine
@@ -27,22 +26,24 @@ def open_dataset(
         JobFailure: USER_ERROR, naming the file and the line.
     """
     data = context.spec.data
-    file_id = getattr(data, which) if data is not None else None
-    if data is None or file_id is None:
+    name = getattr(data, which) if data is not None else None
+    if data is None or name is None:
         return None
+    rules = Rules(
+        kind=context.spec.algorithm.rows,
+        max_length=context.spec.training.max_length,
+        too_long=data.too_long,
+        strings=data.strings,
+    )
     try:
-        return load_dataset(
-            Path(context.files[file_id]),
-            chat,
-            max_length=context.spec.training.max_length,
-            too_long=data.too_long,
-        )
-    except (RowError, ValueError) as error:
-        raise JobFailure(Reason.USER_ERROR, f"data.{which} ({file_id}): {error}") from error
+        return load_dataset(context.files[name], chat, rules)
+    except (ValueError, FileNotFoundError, PermissionError) as error:
+        raise JobFailure(Reason.USER_ERROR, f"data.{which} ({name}): {error}") from error
 
 
 class RowSource:
-    """Steps of `training.global_batch_size` rows; see `algorithms.samples.Source`."""
+    """Steps of `training.global_batch_size` rows of the file, be they sequences or pairs; see
+    `algorithms.samples.Source`."""
 
     online = False
 
@@ -84,21 +85,34 @@ class RowSource:
 
 
 def validation_loss(
-    train: TrainEngine, dataset: Dataset, *, batch_size: int, padding_id: int, max_length: int
+    train: TrainEngine,
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    padding_id: int,
+    max_length: int,
+    prepare: Callable[[Samples], Batch] = lambda samples: samples.batch,
 ) -> float:
     """The algorithm's loss on a whole file, as if it were one batch.
 
-    The last batch is filled up with sequences that have no trained token, so that every batch
-    divides as the training batch does; they add nothing to the loss or to the counts.
+    The last batch is filled up with rows that have no trained token, so that every batch divides as
+    the training batch does; they add nothing to the loss or to the counts.
+
+    Args:
+        train: the model.
+        dataset: the file.
+        batch_size: rows of one batch.
+        padding_id: token behind the end of a sequence.
+        max_length: longest sequence.
+        prepare: adds what the loss needs to a batch; see `algorithms.prepare`.
     """
     batches = []
     for start in range(0, len(dataset.examples), batch_size):
-        examples = list(dataset.examples[start : start + batch_size])
-        filling = batch_size - len(examples)
-        batch = collate(
-            examples + examples[:1] * filling, padding_id=padding_id, max_length=max_length
-        )
-        batch.loss_mask[batch_size - filling :] = 0.0
-        batches.append(batch)
+        items = list(dataset.examples[start : start + batch_size])
+        filling = items[:1] * (batch_size - len(items))
+        batch = collate(items + filling, padding_id=padding_id, max_length=max_length)
+        batch.loss_mask[len(items) * batch.unit :] = 0.0
+        rows = range(start, start + len(items))
+        batches.append(prepare(Samples(batch=batch, rows=rows, metrics={})))
     normalizer = Normalizer.of_all(batches)
     return math.fsum(train.evaluate_loss(batch, normalizer).loss for batch in batches)

@@ -6,7 +6,7 @@ import torch
 
 from algorithms.batch import Batch
 from algorithms.data.collation import collate
-from algorithms.data.dataset import Example
+from algorithms.data.examples import Example
 from algorithms.rollout.episode import Episode
 from algorithms.samples import Rollout
 from service.spec import RewardSpec

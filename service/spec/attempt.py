@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from service.spec.base import FileId, SpecModel
+from service.spec.base import SpecModel
 from service.spec.job import JobSpec
 from service.spec.other_models import Role
 
@@ -108,8 +108,8 @@ class JobContext(SpecModel):
     model: ResolvedModel
     other_models: dict[Role, ResolvedModel] = Field(default_factory=dict)
     """Of each role that the spec gives to another model (`JobSpec.other_models`)."""
-    files: dict[FileId, str] = Field(default_factory=dict)
-    """Path of each uploaded file that the spec names."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Path or URL of each file of rows, by the name that the spec gives it."""
     resume: ResumedCheckpoint | None = None
     """What the job goes on from while it has no checkpoint of its own."""
 

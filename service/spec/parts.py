@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from service.spec.base import FileId, SpecModel
+from service.spec.base import SpecModel
 
 EnvironmentId = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9_]+(/[a-z0-9_]+)+$", max_length=128)
@@ -13,6 +13,14 @@ DecodingMode = Literal["sampled", "greedy"]
 StorageUrl = Annotated[
     str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00]{0,1000})?$")
 ]
+RowsLocation = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(file-[a-z0-9]{16,32}|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^\x00]{1,1000}"
+        r"|/[^\x00]{1,4000})$"
+    ),
+]
+Strings = Literal["chat", "plain"]
 JobReference = Annotated[
     str,
     StringConstraints(pattern=r"^job:[a-z0-9][a-z0-9-]{0,62}@(latest|[0-9]{1,9})$"),
@@ -63,14 +71,18 @@ class EnvironmentRef(SpecModel):
 class DataSpec(SpecModel):
     """Training rows for offline algorithms."""
 
-    train: FileId
-    """Uploaded JSONL file (`POST /v1/files`) with a `messages` list in each row."""
-    validation: FileId | None = None
-    """Uploaded JSONL file whose loss is measured at each evaluation."""
+    train: RowsLocation
+    """Rows, as JSONL, a JSON array or Parquet: the id of an uploaded file (`POST /v1/files`),
+    `s3://BUCKET/KEY`, or an absolute path under one of the service's data roots."""
+    validation: RowsLocation | None = None
+    """Rows whose loss is measured at each evaluation; named as `train`."""
     shuffle_seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     """Seed of each epoch's order of rows."""
     too_long: Literal["refuse", "drop", "truncate-left", "truncate-right"] = "refuse"
     """What happens to a row of more than `training.max_length` tokens."""
+    strings: Strings = "chat"
+    """What a prompt and its answer that are strings become: a user's and an assistant's message of
+    the chat template, or plain text that ends with the end-of-sequence token."""
 
 
 class ParallelSpec(SpecModel):

@@ -6,7 +6,7 @@ import torch
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer, PolicyOutputs
 from algorithms.data.collation import collate
-from algorithms.data.dataset import Example
+from algorithms.data.examples import Example
 from algorithms.sft import Sft
 from service.spec import SftSpec
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 type Kind = Literal["conversation", "preference", "label", "prompt"]
-"""The first three are what `AlgorithmSpec.rows` names; a prompt has no answer to train on, only what verifies one."""
+"""The first three are what `AlgorithmSpec.rows` names; a prompt has no answer to train on, only
+what verifies one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,13 @@
 """Which tokens the assistant wrote, checked by decoding them."""
 
-import json
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from algorithms.data.alpaca import alpaca_to_messages
 from algorithms.data.chat import ChatFormat, TokenizedChat
-from algorithms.data.rows import Conversation, parse_conversation
+from service.spec.rows import Conversation, parse_row
 
 QUESTION = {"role": "user", "content": "What is 58 + 26?"}
 CALL = {
@@ -43,14 +40,16 @@ def _tokenize(chat: ChatFormat, conversation: Conversation) -> TokenizedChat:
 
 
 def _row(*messages: dict[str, Any], **fields: Any) -> Conversation:
-    return parse_conversation({"messages": list(messages), **fields})
+    row = parse_row({"messages": list(messages), **fields})
+    assert isinstance(row, Conversation)
+    return row
 
 
 def test_b01_the_mask_is_the_answer_and_the_end_of_turn(chatml: PreTrainedTokenizerFast) -> None:
     chat = ChatFormat(chatml)
     tokens = _tokenize(chat, _row(QUESTION, ANSWER))
     assert chat.text(tokens.token_ids) == (
-        "<|im_start|>user\nWhat is 58 + 26?<|im_end|>\n<|im_start|>assistant\nIt is 84.<|im_end|>\n"
+        "<|im_start|>user\nWhat is 58 + 26?<|im_end|>\n<|im_start|>assistant\nIt is 84.<|im_end|>"
     )
     assert _trained_texts(chat, tokens) == ["It is 84.<|im_end|>"]
 
@@ -119,7 +118,8 @@ def test_a_tokenizer_that_begins_each_text_with_a_space(words: PreTrainedTokeniz
     tokens = _tokenize(chat, _row(QUESTION, ANSWER, QUESTION, ANSWER))
     assert _trained_texts(chat, tokens) == ["It is 84.<|im_end|>"] * 2
     rendered = words.apply_chat_template([QUESTION, ANSWER, QUESTION, ANSWER], tokenize=False)
-    assert tokens.token_ids == words(rendered, add_special_tokens=False)["input_ids"]
+    whole = words(rendered.removesuffix("\n"), add_special_tokens=False)["input_ids"]
+    assert tokens.token_ids == whole
 
 
 def test_b05_an_observation_is_what_the_whole_rendering_has_there(
@@ -133,12 +133,12 @@ def test_b05_an_observation_is_what_the_whole_rendering_has_there(
     played += observation
     played += chatml("It is 84.<|im_end|>", add_special_tokens=False)["input_ids"]
     whole = _tokenize(chat, _row(QUESTION, CALL, RESULT, ANSWER, tools=TOOLS)).token_ids
-    newline = chatml("\n", add_special_tokens=False)["input_ids"]
-    assert played + newline == whole
+    assert played == whole
     rendered = chatml.apply_chat_template(
         [QUESTION, CALL, RESULT, ANSWER], tools=TOOLS, tokenize=False
     )
-    assert whole == chatml(rendered, add_special_tokens=False)["input_ids"]
+    newline = chatml("\n", add_special_tokens=False)["input_ids"]
+    assert whole + newline == chatml(rendered, add_special_tokens=False)["input_ids"]
 
 
 def test_b05_a_turn_that_was_cut_is_closed_for_the_model(chatml: PreTrainedTokenizerFast) -> None:
@@ -246,17 +246,3 @@ def test_a_template_that_cannot_be_used_is_refused_at_once(
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         ChatFormat(_with_template(chatml, template))
-
-
-@pytest.mark.parametrize("style", ["chatml", "headers"])
-@pytest.mark.parametrize("name", ["alpaca_en_demo.json", "identity.json"])
-def test_real_rows_train_the_answers_and_nothing_else(
-    llamafactory: Path, name: str, style: str, request: pytest.FixtureRequest
-) -> None:
-    chat = ChatFormat(request.getfixturevalue(style))
-    rows = json.loads((llamafactory / name).read_text(encoding="utf-8"))
-    for row in rows:
-        tokens = _tokenize(chat, parse_conversation(alpaca_to_messages(row)))
-        answer = row["output"].strip() if style == "headers" else row["output"]
-        assert _trained_texts(chat, tokens) == [answer + chat.end_of_turn]
-        assert tokens.trained[0] == 0

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -7,7 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from algorithms.data.chat import ChatFormat
 from algorithms.data.collation import collate
 from algorithms.data.dataset import load_dataset
-from algorithms.data.jsonl import RowError
+from algorithms.data.tokenized import Rules
+from service.spec.rows import RowError
 
 
 def _write(path: Path, *answers: str) -> Path:
@@ -19,6 +21,10 @@ def _write(path: Path, *answers: str) -> Path:
     return path
 
 
+def _rules(max_length: int, too_long: Any = "refuse", **others: Any) -> Rules:
+    return Rules(kind="conversation", max_length=max_length, too_long=too_long, **others)
+
+
 @pytest.fixture
 def chat(chatml: PreTrainedTokenizerFast) -> ChatFormat:
     return ChatFormat(chatml)
@@ -26,7 +32,7 @@ def chat(chatml: PreTrainedTokenizerFast) -> ChatFormat:
 
 def test_rows_come_in_file_order_with_their_masks(tmp_path: Path, chat: ChatFormat) -> None:
     path = _write(tmp_path / "rows.jsonl", "x", "y")
-    dataset = load_dataset(path, chat, max_length=64, too_long="refuse")
+    dataset = load_dataset(path, chat, _rules(64, "refuse"))
     texts = [
         chat.text(example.tokens[example.trained > 0].tolist()) for example in dataset.examples
     ]
@@ -37,7 +43,7 @@ def test_rows_come_in_file_order_with_their_masks(tmp_path: Path, chat: ChatForm
 def test_a_row_that_is_too_long_is_refused_with_its_line(tmp_path: Path, chat: ChatFormat) -> None:
     path = _write(tmp_path / "rows.jsonl", "x", "digits 0123456789 0123456789")
     with pytest.raises(RowError, match=r"line 2: \d+ tokens, but `training.max_length` is 30"):
-        load_dataset(path, chat, max_length=30, too_long="refuse")
+        load_dataset(path, chat, _rules(30, "refuse"))
 
 
 @pytest.mark.parametrize("rule", ["drop", "truncate-left", "truncate-right"])
@@ -46,8 +52,8 @@ def test_the_length_rule_is_applied_and_counted(
 ) -> None:
     long = "digits 0123456789 0123456789"
     path = _write(tmp_path / "rows.jsonl", "x", long)
-    whole = load_dataset(path, chat, max_length=100, too_long="refuse").examples[1].tokens
-    dataset = load_dataset(path, chat, max_length=30, too_long=rule)
+    whole = load_dataset(path, chat, _rules(100, "refuse")).examples[1].tokens
+    dataset = load_dataset(path, chat, _rules(30, rule))
     if rule == "drop":
         assert (len(dataset.examples), dataset.dropped, dataset.truncated) == (1, 1, 0)
     else:
@@ -61,25 +67,25 @@ def test_a_truncated_row_without_an_answer_left_is_dropped(
 ) -> None:
     path = _write(tmp_path / "rows.jsonl", "x")
     with pytest.raises(ValueError, match="no row to train on: all 1 are too long"):
-        load_dataset(path, chat, max_length=4, too_long="truncate-right")
+        load_dataset(path, chat, _rules(4, "truncate-right"))
 
 
 def test_b01_a_row_whose_mask_cannot_be_made_is_named(tmp_path: Path, chat: ChatFormat) -> None:
     path = _write(tmp_path / "rows.jsonl", "x", "a<|im_end|>b")
     with pytest.raises(RowError, match=r"line 2: messages\[1\] contains"):
-        load_dataset(path, chat, max_length=64, too_long="refuse")
+        load_dataset(path, chat, _rules(64, "refuse"))
 
 
 def test_an_empty_file_is_refused(tmp_path: Path, chat: ChatFormat) -> None:
-    with pytest.raises(ValueError, match="no row to train on"):
-        load_dataset(_write(tmp_path / "rows.jsonl"), chat, max_length=64, too_long="refuse")
+    with pytest.raises(ValueError, match="the file is empty"):
+        load_dataset(_write(tmp_path / "rows.jsonl"), chat, _rules(64, "refuse"))
 
 
 def test_a_batch_is_padded_to_a_multiple_but_not_beyond_the_bound(
     tmp_path: Path, chat: ChatFormat
 ) -> None:
     path = _write(tmp_path / "rows.jsonl", "x", "a longer answer")
-    examples = load_dataset(path, chat, max_length=64, too_long="refuse").examples
+    examples = load_dataset(path, chat, _rules(64, "refuse")).examples
     longest = max(len(example.tokens) for example in examples)
     batch = collate(examples, padding_id=0, max_length=64)
     assert batch.tokens.shape[1] == -(-longest // 8) * 8

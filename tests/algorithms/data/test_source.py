@@ -6,7 +6,8 @@ import torch
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Normalizer
 from algorithms.data.collation import collate
-from algorithms.data.dataset import Dataset, Example
+from algorithms.data.dataset import Dataset
+from algorithms.data.examples import Example
 from algorithms.data.source import validation_loss
 from service.spec import SftSpec
 from tests.algorithms.tiny_policy import TinyPolicy, tiny_model
