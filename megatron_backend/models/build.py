@@ -4,7 +4,8 @@ A rank's model is a list of chunks, everywhere in this package: one for each vir
 order in which tokens go through them. Without virtual stages (`vpp` = 1) the list has one element.
 Chunk `c` knows its number (`vp_stage`, None without virtual stages), whether the embedding or the
 output layer is in it (`pre_process`, `post_process`), and each of its layers' number in the whole
-model (`decoder.layers[i].layer_number`, counted from 1).
+model (`decoder.layers[i].layer_number`, counted from 1), and what the model says of a token
+(`head`).
 """
 
 from collections.abc import Callable
@@ -22,9 +23,11 @@ from megatron_backend.models.gemma import adapt_model
 from megatron_backend.models.layer_spec import block_spec
 from megatron_backend.models.rope import inverse_frequencies
 from megatron_backend.models.router import drop_probabilities
+from megatron_backend.models.value_head import ValueHead
 from megatron_backend.precision import transformer_fields
 from megatron_backend.runtime.distributed import device
 from service.spec import Fp8Spec
+from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padded_vocab_size
@@ -42,6 +45,7 @@ def build_model(
     fp8: Fp8Spec | None = None,
     pg_collection: ProcessGroupCollection | None = None,
     padded_vocab: int | None = None,
+    head: Head = "vocabulary",
 ) -> list[GPTModel]:
     """This rank's part of a model. Its matrices hold anything at all until something loads them.
 
@@ -55,6 +59,8 @@ def build_model(
         pg_collection: process groups of the layout; null takes Megatron's global ones.
         padded_vocab: rows of embedding and output layer; null pads for this layout. A generation
             copy takes its training model's, so that weights move between them row by row.
+        head: what the model says of a token; one with a value head has that in the place of its
+            output layer, and nothing at its end is tied to the embedding.
 
     Returns:
         This rank's chunks (see the module's text) on its device, in training mode.
@@ -85,13 +91,17 @@ def build_model(
             post_process=last and chunk == layout.vpp - 1,
             position_embedding_type="rope",
             rotary_base=config.rope.theta,
-            share_embeddings_and_output_weights=config.tied,
+            share_embeddings_and_output_weights=config.tied and head == "vocabulary",
             pg_collection=groups,
             vp_stage=chunk if layout.vpp > 1 else None,
         )
         frequencies = inverse_frequencies(config.rope, config.head_dim)
         model.rotary_pos_emb.inv_freq = frequencies.to(device())
         adapt_model(model, config)
+        model.head = head
+        if head == "value" and model.post_process:
+            # The last layer goes, and with it a cap on its logits.
+            model.output_layer = ValueHead(model)
         drop_probabilities(model)
         if fp8 is not None and not torch.cuda.is_available():
             emulate(model, fp8)

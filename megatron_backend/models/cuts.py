@@ -81,12 +81,15 @@ class Cut(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Whole(Cut):
-    """The same on every rank: a norm over the hidden size or over each head, or a router."""
+    """The same on every rank: a norm over the hidden size or over each head, a router, or the
+    vector of a value head."""
 
-    kind: Literal["hidden", "head", "router"]
+    kind: Literal["hidden", "head", "router", "value"]
 
     def shapes(self, config: ModelConfig) -> dict[str, Shape]:
         shape: Shape = (config.head_dim if self.kind == "head" else config.hidden_size,)
+        if self.kind == "value":
+            shape = (1, config.hidden_size)
         if self.kind == "router" and config.moe is not None:
             shape = (config.moe.num_experts, config.hidden_size)
         return {self.names[0]: shape}

@@ -19,10 +19,13 @@ from megatron_backend.models.families import FAMILIES
 from megatron_backend.models.mapping import tensor_shapes
 from megatron_backend.models.safetensors_file import SafetensorsFile
 from megatron_backend.models.tensors import INDEX_FILE, SINGLE_FILE
+from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 
 MAX_FILE_BYTES = 5 * 10**9
+# As transformers says num_labels = 1.
+_ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 _DTYPE_NAMES = {
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
@@ -39,7 +42,8 @@ def export_hf(
     max_file_bytes: int = MAX_FILE_BYTES,
     like: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes what `AutoModelForCausalLM` loads. Every rank must call it.
+    """Writes what `AutoModelForCausalLM` loads, or `AutoModelForSequenceClassification` where the
+    model has a value head. Every rank must call it.
 
     Args:
         chunks: this rank's part.
@@ -53,7 +57,7 @@ def export_hf(
     Raises:
         RuntimeError: the ranks hold other tensors than the model has; nothing was written.
     """
-    shapes = tensor_shapes(config)
+    shapes = tensor_shapes(config, chunks[0].head)
     makers = plan_makers(chunks, config, layout)
     if makers.keys() != shapes.keys():
         odd = sorted(makers.keys() ^ shapes.keys())
@@ -77,7 +81,7 @@ def export_hf(
             target.close()
     if writes:
         _write_index(folder, files, shapes, dtype)
-        _write_configs(config, folder, dtype=_DTYPE_NAMES[dtype])
+        _write_configs(config, folder, dtype=_DTYPE_NAMES[dtype], head=chunks[0].head)
     torch.distributed.barrier()
 
 
@@ -158,15 +162,20 @@ def _write_index(
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def _write_configs(config: ModelConfig, folder: Path, *, dtype: str) -> None:
-    """config.json as it was read, but for the number format, and how to generate."""
+def _write_configs(config: ModelConfig, folder: Path, *, dtype: str, head: Head) -> None:
+    """config.json as it was read, but for the number format and the head, and how to generate."""
+    family = FAMILIES[config.family]
     written = {
-        "architectures": [FAMILIES[config.family].architecture],
+        "architectures": [family.architecture],
         **{name: value for name, value in config.hf.items() if name != "torch_dtype"},
         "dtype": dtype,
         "vocab_size": config.vocab_size,
     }
+    if head == "value":
+        written |= {"architectures": [family.classifier], **_ONE_LABEL}
     (folder / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    if head == "value":
+        return
     tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
     generation = {name: config.hf[name] for name in tokens if config.hf.get(name) is not None}
     text = json.dumps(generation, indent=2, sort_keys=True) + "\n"

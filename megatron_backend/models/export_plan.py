@@ -53,7 +53,9 @@ def plan_makers(
     for rank in range(0, layout.world_size, layout.tp):
         for number, (layer, expert, names) in enumerate(of_rank[rank]):
             for name in names:
-                cut = cut_of(config, name, first_layer=layer, first_expert=expert)
+                cut = cut_of(
+                    config, name, first_layer=layer, first_expert=expert, head=chunks[0].head
+                )
                 maker = Maker(rank=rank, chunk=number, parameter=name, cut=cut)
                 for tensor in cut.names:
                     makers.setdefault(tensor, maker)
@@ -81,12 +83,15 @@ def plan_files(
         shapes: of all tensors, bottom to top.
         element_size: bytes of one number.
         max_file_bytes: a file is begun where the next tensor would make it larger.
-        like: the files that the tensors came from, to write the same ones; None fills files up.
+        like: the files that the tensors came from, to write the same ones; a tensor that is new
+            goes to the one before it. None fills files up.
     """
     files: dict[str, list[str]] = {}
     if like is not None:
+        file = SINGLE_FILE
         for name in shapes:
-            files.setdefault(like[name], []).append(name)
+            file = like.get(name, file)
+            files.setdefault(file, []).append(name)
         return dict(sorted(files.items()))
     groups: list[list[str]] = [[]]
     size = 0

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from megatron_backend.models.cuts import Cut, Shape
 from megatron_backend.models.families import FAMILIES
+from service.spec.algorithm import Head
 from service.spec.model_config import ModelConfig
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -21,7 +22,14 @@ _SEQUENTIAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc
 _GROUPED_EXPERT = re.compile(r"mlp\.experts\.(linear_fc[12]\.weight)(\d+)")
 
 
-def cut_of(config: ModelConfig, name: str, *, first_layer: int = 0, first_expert: int = 0) -> Cut:
+def cut_of(
+    config: ModelConfig,
+    name: str,
+    *,
+    first_layer: int = 0,
+    first_expert: int = 0,
+    head: Head = "vocabulary",
+) -> Cut:
     """The cut of one parameter.
 
     Args:
@@ -29,6 +37,7 @@ def cut_of(config: ModelConfig, name: str, *, first_layer: int = 0, first_expert
         name: the parameter's name in a chunk of the model, where layers and experts count from 0.
         first_layer: number of the chunk's first layer in the whole model.
         first_expert: number of the rank's first expert among all experts of a layer.
+        head: what the model says of a token.
 
     Raises:
         KeyError: no tensor is mapped to this parameter.
@@ -39,7 +48,7 @@ def cut_of(config: ModelConfig, name: str, *, first_layer: int = 0, first_expert
         ends = {
             "embedding.word_embeddings.weight": family.embedding,
             "decoder.final_layernorm.weight": family.final_norm,
-            "output_layer.weight": family.embedding if config.tied else family.output,
+            "output_layer.weight": _end(config, head) or family.embedding,
         }
         cut, expert = ends.get(name), 0
     else:
@@ -60,15 +69,28 @@ def _expert(name: str) -> tuple[str, int]:
     return name, 0
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+def tensor_shapes(config: ModelConfig, head: Head = "vocabulary") -> dict[str, Shape]:
     """Name and shape of every tensor that transformers saves for this model, bottom to top."""
     shapes: dict[str, Shape] = {}
-    for cut in _all_cuts(config):
+    for cut in _all_cuts(config, head):
         shapes.update(cut.shapes(config))
     return shapes
 
 
-def _all_cuts(config: ModelConfig) -> Iterator[Cut]:
+def head_tensor(config: ModelConfig) -> str:
+    """Name of the tensor that a model with a value head has beside one that predicts tokens."""
+    return FAMILIES[config.family].score.names[0]
+
+
+def _end(config: ModelConfig, head: Head) -> Cut | None:
+    """The output layer, unless it is the embedding."""
+    family = FAMILIES[config.family]
+    if head == "value":
+        return family.score
+    return None if config.tied else family.output
+
+
+def _all_cuts(config: ModelConfig, head: Head) -> Iterator[Cut]:
     family = FAMILIES[config.family]
     yield family.embedding
     for layer in range(config.num_layers):
@@ -77,5 +99,5 @@ def _all_cuts(config: ModelConfig) -> Iterator[Cut]:
             for expert in range(experts):
                 yield cut.at(layer=layer, expert=expert)
     yield family.final_norm
-    if not config.tied:
-        yield family.output
+    if (end := _end(config, head)) is not None:
+        yield end

@@ -20,7 +20,7 @@ def load_weights(chunks: Sequence[GPTModel], config: ModelConfig, source: Tensor
         ValueError: a tensor has another shape than the config says, or belongs to no such model.
     """
     if isinstance(source, SafetensorsFolder):
-        source.check_complete(config)
+        source.check_complete(config, chunks[0].head)
     for chunk in chunks:
         _load_chunk(chunk, config, source)
 
@@ -64,7 +64,11 @@ def _part(chunk: GPTModel) -> Part:
 def local_cut(chunk: GPTModel, config: ModelConfig, name: str) -> Cut:
     """The cut of a parameter of one of this rank's chunks."""
     return cut_of(
-        config, name, first_layer=first_layer(chunk), first_expert=first_expert(chunk, config)
+        config,
+        name,
+        first_layer=first_layer(chunk),
+        first_expert=first_expert(chunk, config),
+        head=chunk.head,
     )
 
 

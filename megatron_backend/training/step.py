@@ -1,4 +1,4 @@
-"""The trained model on one rank: steps, log-probs, losses.
+"""A trained model on one rank: steps, losses, and what it says of a batch.
 
 Every rank gets the whole batch and takes its own rows, so the driver need not know the layout. What
 is summed over ranks is the loss, already divided by the whole step's counts (`Normalizer`): hence
@@ -16,7 +16,15 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from algorithms.batch import Batch, MetricSums, Normalizer, PolicyOutputs
+from algorithms.batch import (
+    Batch,
+    MetricSums,
+    Normalizer,
+    Outputs,
+    PolicyOutputs,
+    policy_outputs,
+    value_outputs,
+)
 from algorithms.protocols import Loss
 from megatron_backend.runtime.distributed import device
 from megatron_backend.training import forward, optimizer
@@ -28,13 +36,16 @@ from megatron_backend.training.micro_batch import (
 )
 from megatron_backend.training.sequence import Cut
 from megatron_backend.training.shares import RowShare, StepShare
+from megatron_backend.training.values import read_values
 from service.spec import Fp8Spec, OptimizerSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 
 
 class Trainer:
-    """One rank's part of the trained model and its optimizer.
+    """One rank's part of a trained model and its optimizer.
+
+    Its loss is given `PolicyOutputs`, or `ValueOutputs` where the model has a value head.
 
     Attributes:
         chunks: the data-parallel wrappers of this rank's chunks; `chunks[i].module` is a GPTModel.
@@ -60,6 +71,7 @@ class Trainer:
     ) -> None:
         self._config, self._layout, self._loss = config, layout, loss
         self._temperature = temperature
+        self._read = read_values if model[0].head == "value" else forward.read_policy
         self._rank = layout.coordinates(torch.distributed.get_rank())
         self._cut = Cut.of(layout, packing=packing, cp_rank=self._rank.cp, fp8=fp8)
         self._limits = Limits.of(layout, tokens=micro_batch_tokens, rows=micro_batch_size)
@@ -138,13 +150,47 @@ class Trainer:
 
         Raises:
             RuntimeError: no reference model is kept.
+            TypeError: the model has a value head.
         """
         chunks = self.chunks if model == "policy" else self.reference
         if chunks is None:
             raise RuntimeError("this job keeps no reference model: its algorithm needs none")
+        return self._rows(chunks, batch, lambda outputs: policy_outputs(outputs).log_probs)
 
-        def finish(outputs: PolicyOutputs, _micro: MicroBatch) -> tuple[Tensor, Tensor]:
-            return outputs.log_probs.new_zeros(()), outputs.log_probs
+    def values(self, batch: Batch) -> RowShare | None:
+        """Values of this rank's rows, as `ValueOutputs.values`; None where they are not computed.
+
+        Raises:
+            TypeError: the model has no value head.
+        """
+        return self._rows(self.chunks, batch, lambda outputs: value_outputs(outputs).values)
+
+    def scores(self, batch: Batch) -> RowShare | None:
+        """[rows, 1] scores of this rank's rows; None where they are not computed.
+
+        Raises:
+            TypeError: the model has no value head.
+        """
+        return self._rows(
+            self.chunks, batch, lambda outputs: value_outputs(outputs).scores.unsqueeze(1), width=1
+        )
+
+    def _rows(
+        self,
+        chunks: Sequence[torch.nn.Module],
+        batch: Batch,
+        pick: Callable[[Outputs], Tensor],
+        *,
+        width: int | None = None,
+    ) -> RowShare | None:
+        """What `pick` takes of a model's outputs, without gradient, in rows of `width` (null: T).
+
+        A micro-batch's rows may be shorter; behind them the result is 0.
+        """
+
+        def finish(outputs: Outputs, _micro: MicroBatch) -> tuple[Tensor, Tensor]:
+            picked = pick(outputs)
+            return picked.new_zeros(()), picked
 
         self._set_training(False)
         batches = self._micro_batches(batch)
@@ -153,7 +199,7 @@ class Trainer:
         if not self._speaks:
             return None
         rows = [row for micro in batches for row in micro.rows]
-        values = torch.zeros(len(rows), batch.tokens.shape[1])
+        values = torch.zeros(len(rows), batch.tokens.shape[1] if width is None else width)
         start = 0
         for piece in pieces:
             values[start : start + len(piece), : piece.shape[1]] = piece
@@ -177,9 +223,9 @@ class Trainer:
     ) -> tuple[float, Mapping[str, tuple[float, float]]]:
         """The step's whole loss, the same on every rank, and this rank's share of the metrics."""
 
-        def finish(outputs: PolicyOutputs, micro: MicroBatch) -> tuple[Tensor, Any]:
+        def finish(outputs: Outputs, micro: MicroBatch) -> tuple[Tensor, Any]:
             if not len(micro.batch):
-                return outputs.log_probs.sum(), None
+                return _nothing(outputs), None
             result = self._loss.loss(outputs, micro.batch, normalizer)
             return result.loss, (result.loss.detach(), result.sums)
 
@@ -220,7 +266,15 @@ class Trainer:
             temperature=self._temperature,
             softcap=self._config.final_softcap,
             backward=backward,
+            read=self._read,
         )
+
+
+def _nothing(outputs: Outputs) -> Tensor:
+    """0, with a graph that leads back into the model: the sum of what is said of no rows."""
+    if isinstance(outputs, PolicyOutputs):
+        return outputs.log_probs.sum()
+    return outputs.values.sum() + outputs.scores.sum()
 
 
 def _sum_gradients(

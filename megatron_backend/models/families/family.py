@@ -15,16 +15,20 @@ class FamilyTensors:
 
     Attributes:
         architecture: transformers' class, for config.json.
+        classifier: its class for models with a value head.
         layer: of a layer: each Megatron parameter's name within it (an expert's without the
             expert's number), and its cut, with templates for names.
         embedding, final_norm, output: the rest of the model.
+        score: what stands in the place of `output` where there is a value head.
     """
 
     architecture: str
+    classifier: str
     layer: Mapping[str, Cut]
     embedding: Cut = field(default=VocabularyRows(("model.embed_tokens.weight",)))
     final_norm: Cut = field(default=Whole(("model.norm.weight",), "hidden"))
     output: Cut = field(default=VocabularyRows(("lm_head.weight",)))
+    score: Cut = field(default=Whole(("score.weight",), "value"))
 
 
 def input_norm(name: str) -> dict[str, Cut]:

@@ -2,4 +2,8 @@
 
 from megatron_backend.models.families.family import ATTENTION, GEMMA_NORMS, MLP, FamilyTensors
 
-GEMMA2 = FamilyTensors(architecture="Gemma2ForCausalLM", layer=GEMMA_NORMS | ATTENTION | MLP)
+GEMMA2 = FamilyTensors(
+    architecture="Gemma2ForCausalLM",
+    classifier="Gemma2ForSequenceClassification",
+    layer=GEMMA_NORMS | ATTENTION | MLP,
+)

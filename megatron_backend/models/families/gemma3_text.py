@@ -9,5 +9,7 @@ from megatron_backend.models.families.family import (
 )
 
 GEMMA3_TEXT = FamilyTensors(
-    architecture="Gemma3ForCausalLM", layer=GEMMA_NORMS | ATTENTION | QK_NORM | MLP
+    architecture="Gemma3ForCausalLM",
+    classifier="Gemma3TextForSequenceClassification",
+    layer=GEMMA_NORMS | ATTENTION | QK_NORM | MLP,
 )

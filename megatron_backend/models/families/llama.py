@@ -2,4 +2,8 @@
 
 from megatron_backend.models.families.family import ATTENTION, MLP, NORMS, FamilyTensors
 
-LLAMA = FamilyTensors(architecture="LlamaForCausalLM", layer=NORMS | ATTENTION | MLP)
+LLAMA = FamilyTensors(
+    architecture="LlamaForCausalLM",
+    classifier="LlamaForSequenceClassification",
+    layer=NORMS | ATTENTION | MLP,
+)

@@ -2,4 +2,8 @@
 
 from megatron_backend.models.families.family import ATTENTION, MLP, NORMS, FamilyTensors
 
-MISTRAL = FamilyTensors(architecture="MistralForCausalLM", layer=NORMS | ATTENTION | MLP)
+MISTRAL = FamilyTensors(
+    architecture="MistralForCausalLM",
+    classifier="MistralForSequenceClassification",
+    layer=NORMS | ATTENTION | MLP,
+)

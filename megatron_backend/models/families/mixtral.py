@@ -4,6 +4,7 @@ from megatron_backend.models.families.family import ATTENTION, NORMS, FamilyTens
 
 MIXTRAL = FamilyTensors(
     architecture="MixtralForCausalLM",
+    classifier="MixtralForSequenceClassification",
     layer=NORMS
     | ATTENTION
     | experts(

@@ -8,4 +8,8 @@ from megatron_backend.models.families.family import (
     FamilyTensors,
 )
 
-QWEN2 = FamilyTensors(architecture="Qwen2ForCausalLM", layer=NORMS | ATTENTION | QKV_BIAS | MLP)
+QWEN2 = FamilyTensors(
+    architecture="Qwen2ForCausalLM",
+    classifier="Qwen2ForSequenceClassification",
+    layer=NORMS | ATTENTION | QKV_BIAS | MLP,
+)

@@ -8,4 +8,8 @@ from megatron_backend.models.families.family import (
     FamilyTensors,
 )
 
-QWEN3 = FamilyTensors(architecture="Qwen3ForCausalLM", layer=NORMS | ATTENTION | QK_NORM | MLP)
+QWEN3 = FamilyTensors(
+    architecture="Qwen3ForCausalLM",
+    classifier="Qwen3ForSequenceClassification",
+    layer=NORMS | ATTENTION | QK_NORM | MLP,
+)

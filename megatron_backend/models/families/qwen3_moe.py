@@ -10,6 +10,7 @@ from megatron_backend.models.families.family import (
 
 QWEN3_MOE = FamilyTensors(
     architecture="Qwen3MoeForCausalLM",
+    classifier="Qwen3MoeForSequenceClassification",
     layer=NORMS
     | ATTENTION
     | QK_NORM

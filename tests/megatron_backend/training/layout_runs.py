@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from algorithms.batch import Normalizer
+from algorithms.batch import Batch, Normalizer
+from algorithms.protocols import Loss
 from megatron_backend.training.shares import StepShare
 from service.spec import AlgorithmSpec, OptimizerSpec
+from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import CONFIGS
@@ -18,6 +20,7 @@ from tests.megatron_backend.training.training_runs import (
     build_trainer,
     random_batch,
 )
+from tests.megatron_backend.training.value_runs import random_pairs
 
 if TYPE_CHECKING:
     from megatron_backend.training.step import Trainer
@@ -35,15 +38,22 @@ class Case:
         name: of the case, and of its folder.
         model: one of `CONFIGS`.
         sizes: changes to it.
-        algorithm: whose loss.
+        algorithm: whose loss, or a loss.
         options: of `build_trainer`.
+        head: what the model says of a token.
     """
 
     name: str
     model: str
-    algorithm: AlgorithmSpec
+    algorithm: AlgorithmSpec | Loss
     sizes: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    head: Head = "vocabulary"
+
+    def batch(self, step: int) -> Batch:
+        """What a step trains on; pairs for a model with a value head."""
+        make = random_batch if self.head == "vocabulary" else random_pairs
+        return make(seed=step, vocab=self.config.vocab_size)
 
     @property
     def config(self) -> ModelConfig:
@@ -63,12 +73,13 @@ def _play(layout: Layout, case: Case, folder: Path) -> list[StepShare]:
         case.algorithm,
         # Clipping would multiply the gradients that are compared.
         optimizer_spec=OptimizerSpec(weight_decay=0.1, clip_grad=0.0),
+        head=case.head,
         **case.options,
         **case.sizes,
     )
     shares = []
     for step in range(STEPS):
-        batch = random_batch(seed=step, vocab=case.config.vocab_size)
+        batch = case.batch(step)
         shares.append(trainer.train_step(batch, Normalizer.of(batch), learning_rate=RATE))
         write_gradient(trainer, layout, case.config, folder / str(step))
     return shares

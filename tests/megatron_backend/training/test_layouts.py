@@ -18,6 +18,7 @@ from service.spec import GrpoSpec, SftSpec
 from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.training.layout_runs import STEPS, Case, play
+from tests.megatron_backend.training.value_runs import PairsAndReturns
 
 GRPO = GrpoSpec(kl_coef=0.1, updates_per_rollout=2)
 PACKED = {"micro_batch_tokens": 24}
@@ -74,31 +75,43 @@ CASES = {
             algorithm=GRPO,
             options=PACKED | {"recompute": "selective"},
         ),
+        *(
+            Case(name=name, model=model, algorithm=PairsAndReturns(), head="value", **rest)
+            for name, model, rest in (
+                ("values", "qwen2-tied", {"sizes": UNEVEN, "options": PACKED}),
+                ("values-padded", "qwen2-tied", {"sizes": UNEVEN, "options": PADDED}),
+                ("values-untied", "qwen3", {"options": PACKED}),
+                ("values-chunks", "llama3-tied", {"sizes": CHUNKS, "options": PACKED}),
+                ("values-experts", "qwen3_moe-normed", {"options": PACKED}),
+            )
+        ),
     )
 }
 
+VALUES = ["values", "values-padded", "values-untied"]
+
 TWO_RANKS = [
-    (Layout(tp=2), ["packed", "padded", "untied", "wide", "few-kv"]),
-    (Layout(pp=2), ["packed", "padded", "untied", "experts"]),
-    (Layout(pp=2, pipeline_layers=(2, 5)), ["packed"]),
-    (Layout(dp=2), ["packed", "padded", "experts"]),
+    (Layout(tp=2), ["packed", "padded", "untied", "wide", "few-kv", *VALUES]),
+    (Layout(pp=2), ["packed", "padded", "untied", "experts", *VALUES, "values-experts"]),
+    (Layout(pp=2, pipeline_layers=(2, 5)), ["packed", "values"]),
+    (Layout(dp=2), ["packed", "padded", "experts", *VALUES]),
     (
         Layout(tp=2, sequence_parallel=True),
-        ["packed", "padded", "untied", "few-kv", "experts", "balanced"],
+        ["packed", "padded", "untied", "few-kv", "experts", "balanced", *VALUES, "values-experts"],
     ),
-    (Layout(cp=2), ["packed", "padded", "untied", "experts-padded"]),
-    (Layout(pp=2, vpp=2), ["chunks", "chunks-padded"]),
-    (Layout(dp=2, ep=2), ["experts", "experts-padded", "balanced"]),
+    (Layout(cp=2), ["packed", "padded", "untied", "experts-padded", *VALUES]),
+    (Layout(pp=2, vpp=2), ["chunks", "chunks-padded", "values-chunks"]),
+    (Layout(dp=2, ep=2), ["experts", "experts-padded", "balanced", "values-experts"]),
     (Layout(cp=2, ep=2), ["experts"]),
 ]
 FOUR_RANKS = [
-    (Layout(tp=2, pp=2), ["packed", "padded"]),
+    (Layout(tp=2, pp=2), ["packed", "padded", "values-padded"]),
     (Layout(tp=2, dp=2), ["packed", "padded"]),
     (Layout(pp=2, dp=2), ["packed", "padded"]),
     (Layout(tp=4), ["kv-4"]),
     (Layout(tp=2, dp=2, ep=2, sequence_parallel=True), ["experts", "balanced"]),
     (Layout(pp=2, vpp=2, dp=2), ["chunks"]),
-    (Layout(tp=2, cp=2, sequence_parallel=True), ["packed", "padded"]),
+    (Layout(tp=2, cp=2, sequence_parallel=True), ["packed", "padded", "values"]),
 ]
 
 type Train = Callable[[Layout, Sequence[Case]], dict[str, list[StepResult]]]

@@ -7,9 +7,11 @@ import torch
 
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
+from algorithms.protocols import Loss
 from megatron_backend.models.tensors import RandomTensors
 from megatron_backend.training.shares import RowShare, StepShare
 from service.spec import AlgorithmSpec, OptimizerSpec, SftSpec
+from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import CONFIGS
@@ -44,8 +46,9 @@ def random_batch(rows: int = 6, length: int = 13, *, seed: int = 3, vocab: int =
 def build_trainer(
     name: str,
     layout: Layout,
-    algorithm: AlgorithmSpec,
+    algorithm: AlgorithmSpec | Loss,
     *,
+    head: Head = "vocabulary",
     micro_batch_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     temperature: float = 1.0,
@@ -61,13 +64,13 @@ def build_trainer(
     from megatron_backend.training.step import Trainer
 
     config = ModelConfig.from_hf(CONFIGS[name] | sizes)
-    model = build_model(config, layout, dtype=dtype, recompute=recompute)
-    load_weights(model, config, RandomTensors(config, seed=1))
+    model = build_model(config, layout, dtype=dtype, recompute=recompute, head=head)
+    load_weights(model, config, RandomTensors(config, 1, head))
     return Trainer(
         model,
         config,
         layout,
-        loss=load_algorithm(algorithm),
+        loss=load_algorithm(algorithm) if isinstance(algorithm, AlgorithmSpec) else algorithm,
         optimizer_spec=optimizer_spec or OptimizerSpec(weight_decay=0.1),
         dtype=dtype,
         temperature=temperature,
