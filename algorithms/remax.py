@@ -4,6 +4,8 @@ The greedy answer to the same question is a baseline that needs no critic and no
 sampled by the source of episodes and never trained.
 """
 
+from torch import Tensor
+
 from algorithms.advantages.discounted import discounted_returns
 from algorithms.algorithm import Credit
 from algorithms.losses.policy_gradient import TokenLoss, weighted_log_prob_loss
@@ -27,21 +29,23 @@ class Remax(PolicyGradient):
         if rollout.baselines is None:
             raise ValueError("ReMax needs the rewards of greedy answers, and the rollout has none")
         mask, baselines = rollout.batch.loss_mask, rollout.baselines.double()
-        returns = discounted_returns(rollout.rewards, mask, discount=1.0)
         scored = rollout.scored & baselines.isfinite()
-        better = (rollout.returns > baselines)[scored].double()
-        return Credit(
-            advantages=returns - baselines.nan_to_num().unsqueeze(1),
-            metrics={
-                "baseline_mean": float(baselines[scored].mean()),
-                "better_than_greedy": float(better.mean()),
-            }
-            if len(better)
-            else {},
-        )
+        returns = discounted_returns(rollout.rewards, mask, discount=1.0)
+        advantages = (returns - baselines.unsqueeze(1)).masked_fill(~scored.unsqueeze(1), 0.0)
+        return Credit(advantages=advantages, metrics=_metrics(rollout.returns, baselines, scored))
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """-A log p of each token: the paper has no ratio."""
         return weighted_log_prob_loss(
             tokens.log_probs, tokens.old_log_probs, tokens.advantages, low=1.0, high=1.0
         )
+
+
+def _metrics(returns: Tensor, baselines: Tensor, scored: Tensor) -> dict[str, float]:
+    if not scored.any():
+        return {}
+    better = (returns > baselines)[scored]
+    return {
+        "baseline_mean": float(baselines[scored].mean()),
+        "better_than_greedy": float(better.double().mean()),
+    }

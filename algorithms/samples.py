@@ -46,9 +46,14 @@ class Rollout:
         return (places * (self.batch.loss_mask > 0)).amax(dim=1)
 
     def with_baselines(self, greedy: "Rollout") -> "Rollout":
-        """The same, with what the greedy answers earned; `greedy` has a row for each group."""
+        """The same, with what the greedy answers earned; `greedy` has a row for each group.
+
+        A row whose greedy answer has no score counts as not scored itself: there is nothing to
+        measure it against.
+        """
         values = greedy.returns.masked_fill(~greedy.scored, math.nan)
-        return replace(self, baselines=values.repeat_interleave(self.group_size))
+        baselines = values.repeat_interleave(self.group_size)
+        return replace(self, baselines=baselines, scored=self.scored & baselines.isfinite())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

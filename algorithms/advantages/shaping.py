@@ -28,7 +28,7 @@ def less_at_the_end(rollout: Rollout, amounts: Tensor) -> Rollout:
     """
     rewards = rollout.rewards.clone()
     rows = torch.arange(len(rewards))
-    rewards[rows, rollout.last] -= (amounts * rollout.scored).to(rewards.dtype)
+    rewards[rows, rollout.last] -= amounts.masked_fill(~rollout.scored, 0.0).to(rewards.dtype)
     return replace(rollout, rewards=rewards)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from service.spec.algorithms.policy_gradient import (
     ClipHigh,
@@ -66,6 +66,15 @@ class PpoSpec(PolicyGradientSpec):
     """Whether `kl_coef` stays, or follows the KL."""
     value_model: CriticSpec = CriticSpec()
     """The critic."""
+
+    @model_validator(mode="after")
+    def _something_to_control(self) -> "PpoSpec":
+        if self.kl_controller.type == "adaptive" and (self.kl_coef == 0 or self.kl_in == "loss"):
+            raise ValueError(
+                "`kl_controller` adaptive needs `kl_in: reward` and a `kl_coef` above 0: it steers "
+                "the weight of the KL in the reward, and multiplies it"
+            )
+        return self
 
     @property
     def samples_per_prompt(self) -> int:

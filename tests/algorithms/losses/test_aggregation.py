@@ -66,3 +66,12 @@ def test_a28_an_empty_mask_adds_zero_and_stays_in_the_graph(aggregation: LossAgg
     share.backward()
     assert float(share.detach()) == 0.0
     assert torch.equal(values.grad, torch.zeros(2, 3))
+
+
+def test_a36_sequences_that_stand_in_one_row_of_the_model_are_still_two() -> None:
+    """2 tokens at 1.0 and 6 at 3.0: 2.0 by sequences (2.5 where they are taken for one)."""
+    values, mask, normalizer = _step([[1.0] * 2, [3.0] * 6])
+    by_sequence = aggregate(values, mask, "seq-mean-token-mean", normalizer)
+    by_token = aggregate(values, mask, "token-mean", normalizer)
+    assert float(by_sequence.detach()) == pytest.approx(2.0)
+    assert float(by_token.detach()) == pytest.approx(2.5)
