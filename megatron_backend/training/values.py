@@ -28,6 +28,11 @@ def read_values(states: States, micro: MicroBatch, _vocabulary: Vocabulary) -> V
     )
 
 
+def read_scores(states: States, micro: MicroBatch, vocabulary: Vocabulary) -> tuple[Tensor]:
+    """[B] scores alone, of a model that is only read."""
+    return (read_values(states, micro, vocabulary).scores,)
+
+
 def last_places(micro: MicroBatch) -> tuple[Tensor, Tensor]:
     """(slots, tokens), both [N] int64: which of this rank's slots hold the last token of a row, and
     which token that is, as an index into the flattened batch. Slots count as `Stream.source` does.

@@ -18,8 +18,7 @@ from torch import Tensor
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling
-from megatron_backend.models.cuts import TensorSource
-from megatron_backend.models.tensors import RandomTensors, SafetensorsFolder
+from megatron_backend.models.tensors import SafetensorsFolder
 from megatron_backend.precision import torch_dtype
 from megatron_backend.runtime import distributed
 from megatron_backend.training.shares import RowShare, StepShare
@@ -253,21 +252,11 @@ class RankWorker:
         distributed.shutdown()
 
     def _load_start(self, model: "list[GPTModel]") -> None:
-        from megatron_backend.models.weights import load_weights
+        from megatron_backend.workers.weights import load_resolved
 
         assert self.context is not None
-        start = self.context.model
-        if start.kind == "checkpoint":
-            from megatron_backend.checkpoint.model_weights import load_model_weights
-
-            load_model_weights(model, Path(str(start.weights)))
-        else:
-            source: TensorSource = (
-                RandomTensors(self.config, self.context.spec.training.seed)
-                if start.kind == "random"
-                else SafetensorsFolder(Path(str(start.weights)))
-            )
-            load_weights(model, self.config, source)
+        seed = self.context.spec.training.seed
+        load_resolved(model, self.config, self.context.model, seed=seed, new_head=True)
 
     def _build(self) -> "list[GPTModel]":
         from megatron_backend.models.build import build_model
@@ -280,6 +269,7 @@ class RankWorker:
             max_length=self.context.spec.training.max_length,
             recompute=self.context.spec.training.recompute,
             fp8=self.context.spec.precision.fp8,
+            head=self.context.spec.algorithm.head,
         )
 
     def _copy(self, model: "list[GPTModel]") -> "list[GPTModel]":
