@@ -74,7 +74,7 @@ class JobCheckpoints:
     """
 
     def __init__(
-        self, job: Job, start: Start, group: "WorkerGroup", recorder: SpoolRecorder
+        self, job: Job, start: Start, group: "WorkerGroup[RankWorker]", recorder: SpoolRecorder
     ) -> None:
         self._job, self._group, self._recorder = job, group, recorder
         self._spec = job.context.spec.checkpoint

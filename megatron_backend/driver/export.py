@@ -47,7 +47,7 @@ class Difference:
 
 
 def export(
-    job: Job, fence: Fence, group: "WorkerGroup", recorder: SpoolRecorder, *, step: int
+    job: Job, fence: Fence, group: "WorkerGroup[RankWorker]", recorder: SpoolRecorder, *, step: int
 ) -> Path:
     """Writes exports/step-XXXXXXXX and records the `export` event.
 
@@ -90,7 +90,7 @@ def sweep(root: Path, fence: Fence) -> None:
             shutil.rmtree(leftover, ignore_errors=True)  # a stale attempt may still write into it
 
 
-def _check_files(group: "WorkerGroup", folder: Path) -> None:
+def _check_files(group: "WorkerGroup[RankWorker]", folder: Path) -> None:
     """Lets each rank read its parameters back; no more of them is in memory than in an import."""
     wrong = [name for name in group.call(RankWorker.check_export, str(folder)) if name is not None]
     if wrong:
@@ -101,7 +101,7 @@ def _check_files(group: "WorkerGroup", folder: Path) -> None:
         )
 
 
-def _check_logits(job: Job, group: "WorkerGroup", folder: Path) -> float:
+def _check_logits(job: Job, group: "WorkerGroup[RankWorker]", folder: Path) -> float:
     """Compares the exported model with the ranks' on a few random tokens; the largest difference
     of a logit."""
     spec = job.context.spec

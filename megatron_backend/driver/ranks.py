@@ -5,18 +5,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-from algorithms.errors import JobFailure
 from algorithms.setup import open_chat
+from megatron_backend.driver.frozen import FrozenModels
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.outcome import reason_of
 from megatron_backend.driver.recorder import SpoolRecorder
+from megatron_backend.driver.tokenizers import load_tokenizer
 from megatron_backend.workers.engines import RayGenerator, RayTrainEngine
 from megatron_backend.workers.errors import RanksFailed
 from megatron_backend.workers.group import WorkerGroup
+from megatron_backend.workers.rank import RankWorker
 from megatron_backend.workers.ray_session import ray_session
-from service.spec import Reason
 
 log = logging.getLogger("planish")
 
@@ -25,7 +24,8 @@ class JobRanks:
     """The ranks of a job.
 
     Attributes:
-        group: the processes.
+        group: the processes of the model that is trained.
+        frozen: the models that only read, on ranks of their own.
         tokenizer: of the model.
         train: the trained model; after `load_model`.
         generator: the generation copies, where the job samples; after `load_model`.
@@ -36,14 +36,19 @@ class JobRanks:
 
         Raises:
             NoRoom: the cluster has no place for the ranks.
-            JobFailure: the tokenizer or its chat template cannot be used.
+            JobFailure: the tokenizer or its chat template cannot be used, or another model's does
+                not fit it.
         """
         spec = job.context.spec
         self._job, self._recorder = job, recorder
         self._restarts_left = spec.faults.restarts
-        self.group = WorkerGroup(job.layout, gpu=job.gpu, deadlines=spec.faults.deadlines)
+        self.group = WorkerGroup(
+            RankWorker, job.layout, gpu=job.gpu, deadlines=spec.faults.deadlines
+        )
+        self.frozen = FrozenModels(job)
         self.train = RayTrainEngine(self.group, warn=self._warn)
         self.tokenizer = load_tokenizer(Path(job.context.model.tokenizer))
+        self.frozen.check_tokens(self.tokenizer)
         self.generator: RayGenerator | None = None
         if spec.algorithm.online or spec.evaluation.items:
             stops = {open_chat(self.tokenizer).end_of_turn_id, self.tokenizer.eos_token_id}
@@ -56,7 +61,7 @@ class JobRanks:
             )
 
     def load_model(self, *, fresh: bool) -> None:
-        """Builds the model on the ranks.
+        """Builds the models on the ranks; those that only read stay where they are well.
 
         Args:
             fresh: with the job's starting weights; else a checkpoint is loaded next.
@@ -64,6 +69,7 @@ class JobRanks:
         Raises:
             RanksFailed: a rank died or hangs.
         """
+        self.frozen.load()
         self.group.setup(self._job.context, fresh=fresh)
         if self.generator is not None:
             self.generator.open()
@@ -86,7 +92,8 @@ class JobRanks:
     def _restart(self, failure: RanksFailed) -> None:
         if not failure.restartable or not self._restarts_left:
             raise failure
-        self.group.check_room()
+        for group in (self.group, *self.frozen.groups):
+            group.check_room()
         self._restarts_left -= 1
         log.error("ranks are started anew", exc_info=failure)
         reason = str(reason_of(failure))
@@ -99,7 +106,16 @@ class JobRanks:
                 "ranks": list(failure.ranks),
             },
         )
-        self.group.replace(failure.ranks)
+        for group in self.frozen.groups:
+            if group.name == failure.group:
+                group.replace(failure.ranks)
+        # The trained model goes back to the last checkpoint, whoever failed.
+        self.group.replace(failure.ranks if failure.group == self.group.name else ())
+
+    def stop(self) -> None:
+        """Ends all processes at once."""
+        for group in (self.group, *self.frozen.groups):
+            group.stop()
 
     def _warn(self, message: str) -> None:
         self._recorder.record("warning", {"message": message})
@@ -109,28 +125,9 @@ class JobRanks:
 def open_ranks(job: Job, recorder: SpoolRecorder) -> Iterator[JobRanks]:
     """A job's ranks, which end with the block."""
     gpus = job.context.spec.resources.gpus_per_node
-    with ray_session(job.layout.world_size, gpus=gpus):
+    with ray_session(job.processes, gpus=gpus):
         ranks = JobRanks(job, recorder)
         try:
             yield ranks
         finally:
-            ranks.group.stop()
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a local folder.
-
-    Raises:
-        JobFailure: USER_ERROR; the folder holds no fast tokenizer.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise JobFailure(Reason.USER_ERROR, f"the model's tokenizer: {error}") from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise JobFailure(
-            Reason.USER_ERROR,
-            f"the model's tokenizer is a {type(tokenizer).__name__}; a fast one is needed "
-            "(tokenizer.json)",
-        )
-    return tokenizer
+            ranks.stop()

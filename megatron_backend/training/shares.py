@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,22 +33,22 @@ class StepShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShare:
-    """One rank's rows of a per-token result.
+    """One rank's rows of a result.
 
     It holds no tensor: Megatron-Core patches how torch pickles tensors, so one that a rank sends
     could only be read where Megatron is imported, which the driver must not have to do.
 
     Attributes:
         rows: where in the whole batch they are.
-        values: [rows, T].
+        values: [rows, T], or of another shape that begins with rows.
     """
 
     rows: Sequence[int]
-    values: NDArray[np.float32]
+    values: NDArray[Any]
 
 
 def gather_rows(layout: Layout, shares: Sequence[RowShare | None]) -> Tensor:
-    """[B, T] rows of a whole batch, from the shares of all ranks in order."""
+    """[B, T] (or [B, ...]) rows of a whole batch, from the shares of all ranks in order."""
     parts = [part for rank in layout.output_ranks if (part := shares[rank]) is not None]
     rows = torch.tensor([row for part in parts for row in part.rows])
     return torch.from_numpy(np.concatenate([part.values for part in parts]))[rows.argsort()]

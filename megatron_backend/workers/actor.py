@@ -1,6 +1,7 @@
 """What runs inside a Ray actor: one rank, and a watch over it in threads of its own.
 
-A rank's work is in `RankWorker`; here is only what has to do with processes.
+A rank's work is in its worker (`RankWorker`, `FrozenRank`); here is only what has to do with
+processes.
 """
 
 import logging
@@ -8,7 +9,7 @@ import os
 import socket
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from torch import Tensor
@@ -16,24 +17,45 @@ from torch import Tensor
 from megatron_backend.runtime import distributed
 from megatron_backend.workers.connections import Connection, connections, hang_up
 from megatron_backend.workers.heartbeat import Beat, Heartbeat
-from megatron_backend.workers.rank import RankWorker
+from service.spec import JobContext
 from service.spec.layout import Layout
 
 WATCH = {"watch": 1}
 """Concurrency group of the calls that are answered while another one is under way."""
 
 
-class RankActor:
-    """One rank's process. `WorkerGroup` calls all of them at once."""
+class Worker(Protocol):
+    """What a rank does: plain Python, called from outside by the names of its methods."""
 
     def __init__(self, rank: int, layout: Layout) -> None:
+        """Rank `rank` of `layout`; cheap, and without Megatron."""
+
+    def setup(self, context: JobContext, address: str, port: int) -> None:
+        """Joins the other ranks through rank 0 and gets the model ready."""
+
+    def shutdown(self) -> None:
+        """Leaves the others and lets go of the model; `setup` may follow."""
+
+
+class RankActor:
+    """One rank's process. `WorkerGroup` calls all of them at once.
+
+    Args:
+        worker: the class of what it does.
+        rank: its number.
+        layout: of all ranks.
+        group: name of the group in the log; empty for the ranks of training.
+    """
+
+    def __init__(self, worker: type[Worker], rank: int, layout: Layout, group: str = "") -> None:
+        name = f"{group} rank {rank}".lstrip()
         logging.basicConfig(
-            level=logging.INFO, format=f"%(levelname)s rank {rank} %(name)s: %(message)s"
+            level=logging.INFO, format=f"%(levelname)s {name} %(name)s: %(message)s"
         )
         # What Megatron-Core tells about itself at every start, in many lines, helps nobody here.
         logging.getLogger("megatron.core").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=r"megatron\.core|torch\.distributed")
-        self._worker = RankWorker(rank, layout)
+        self._worker = worker(rank, layout)
         self._heartbeat = Heartbeat()
 
     def prepare(self) -> tuple[str, int, int]:
@@ -52,7 +74,7 @@ class RankActor:
     def call(
         self, method: str, packed: tuple[Sequence[Any], Mapping[str, Any]]
     ) -> tuple[Any, float]:
-        """Calls a method of `RankWorker` with (args, kwargs).
+        """Calls a method of the worker with (args, kwargs).
 
         Returns:
             What it answered, tensors as numpy arrays, and `Call.own_seconds`.

@@ -16,26 +16,28 @@ _NODE_TEXTS = ("node has died", "node died", "node has crashed", "owner has died
 _NETWORK_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
-def death_of(rank: int, error: RayError, *, oom_killed: bool) -> WorkerLost:
+def death_of(rank: int, error: RayError, *, oom_killed: bool, group: str = "") -> WorkerLost:
     """What Ray's error means.
 
     Args:
         rank: the rank that does not answer any more.
         error: Ray's.
         oom_killed: the kernel has killed a process of that machine for its memory meanwhile.
+        group: see `RanksFailed`.
     """
     # Ray's indented lines name the actor by numbers that nobody else knows.
     lines = [line.strip() for line in str(error).splitlines() if line[:1] != "\t"]
     text = " ".join(line for line in lines if line)
     if isinstance(error, OutOfMemoryError) or "memory on the node" in text:
-        return WorkerOutOfMemory(rank, text)
+        return WorkerOutOfMemory(rank, text, group=group)
     if isinstance(error, RayActorError) and error.preempted:
-        return WorkerPreempted(rank, text)
+        return WorkerPreempted(rank, text, group=group)
     if any(words in text for words in _NODE_TEXTS):
-        return NodeLost(rank, text)
+        return NodeLost(rank, text, group=group)
     if oom_killed:
-        return WorkerOutOfMemory(rank, f"the kernel killed a process to free memory. {text}")
-    return WorkerLost(rank, text)
+        killed = f"the kernel killed a process to free memory. {text}"
+        return WorkerOutOfMemory(rank, killed, group=group)
+    return WorkerLost(rank, text, group=group)
 
 
 def is_network_error(error: BaseException) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling, StepResult
 from megatron_backend.generation.engine import check_prompts
-from megatron_backend.training.shares import gather_rows, merge_step
+from megatron_backend.training.shares import RowShare, gather_rows, merge_step
+from megatron_backend.workers.frozen import ScorerRank, TeacherRank
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
 from megatron_backend.workers.stragglers import Stragglers
@@ -27,7 +28,7 @@ class RayTrainEngine:
         warn: is told of ranks that are slower than the others.
     """
 
-    def __init__(self, group: WorkerGroup, *, warn: Callable[[str], None]) -> None:
+    def __init__(self, group: WorkerGroup[RankWorker], *, warn: Callable[[str], None]) -> None:
         self._group, self._warn = group, warn
         self._stragglers = Stragglers()
 
@@ -82,7 +83,7 @@ class RayGenerator:
 
     def __init__(
         self,
-        group: WorkerGroup,
+        group: WorkerGroup[RankWorker],
         *,
         tp: int,
         stop_token_ids: Sequence[int],
@@ -132,3 +133,43 @@ class RayGenerator:
         )
         spoken = [results[rank] for rank in self._layout.output_ranks]
         return [completion for completions in spoken for completion in completions or ()]
+
+
+class RayTeacher:
+    """Implements `algorithms.protocols.Teacher` on a group of its own."""
+
+    def __init__(self, group: WorkerGroup[TeacherRank]) -> None:
+        self._group = group
+
+    def likeliest(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
+        """For each trained token the likeliest tokens in its place, and their log-probs."""
+        answers = self._group.call(TeacherRank.likeliest, _bare(batch), count)
+        ids, log_probs = _whole_rows(self._group.layout, answers)
+        return ids, log_probs
+
+
+class RayScorer:
+    """Implements `algorithms.protocols.Scorer` on a group of its own."""
+
+    def __init__(self, group: WorkerGroup[ScorerRank]) -> None:
+        self._group = group
+
+    def scores(self, batch: Batch) -> Tensor:
+        """[B] scores of whole rows."""
+        answers = self._group.call(ScorerRank.scores, _bare(batch))
+        (scores,) = _whole_rows(self._group.layout, answers)
+        return scores
+
+
+def _bare(batch: Batch) -> Batch:
+    """What a model reads of a batch, without what losses read."""
+    return Batch(tokens=batch.tokens, lengths=batch.lengths, loss_mask=batch.loss_mask)
+
+
+def _whole_rows(layout: Layout, answers: Sequence[Sequence[RowShare] | None]) -> list[Tensor]:
+    """Each of the tensors that all ranks gave their shares of."""
+    count = len(answers[layout.output_ranks[0]] or ())
+    return [
+        gather_rows(layout, [None if shares is None else shares[place] for shares in answers])
+        for place in range(count)
+    ]

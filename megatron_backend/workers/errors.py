@@ -16,14 +16,15 @@ class RanksFailed(Exception):
 
     Attributes:
         ranks: those that are to be replaced; the others live.
+        group: name of the `WorkerGroup` that they are in; empty for the ranks of training.
         restartable: new processes in the same place may do better.
     """
 
     restartable = True
 
-    def __init__(self, ranks: Sequence[int], message: str) -> None:
-        super().__init__(message)
-        self.ranks = tuple(ranks)
+    def __init__(self, ranks: Sequence[int], message: str, *, group: str = "") -> None:
+        super().__init__(f"the {group}'s {message}" if group else message)
+        self.ranks, self.group = tuple(ranks), group
 
 
 class WorkerLost(RanksFailed):
@@ -33,8 +34,8 @@ class WorkerLost(RanksFailed):
         rank: its number.
     """
 
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__((rank,), f"rank {rank} died: {message}")
+    def __init__(self, rank: int, message: str, *, group: str = "") -> None:
+        super().__init__((rank,), f"rank {rank} died: {message}", group=group)
         self.rank = rank
 
 

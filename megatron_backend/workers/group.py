@@ -1,4 +1,7 @@
-"""All ranks of a job as Ray actors, called together from one thread.
+"""All ranks of a model as Ray actors, called together from one thread.
+
+A job has one group for what it trains, and one more for each model that it only reads. A group does
+not know what its ranks do: that is in the class of their worker.
 
 Ranks talk to each other in collectives, so a call is made on all of them or none, and one that dies
 takes the others with it: they wait for it in vain, or fail with an error of the network that says
@@ -26,11 +29,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from megatron_backend.workers import connections, placement
-from megatron_backend.workers.actor import WATCH, RankActor
+from megatron_backend.workers.actor import WATCH, RankActor, Worker
 from megatron_backend.workers.deaths import death_of, is_network_error, oom_kills
 from megatron_backend.workers.errors import ConnectionLost, RanksFailed, RanksHung
 from megatron_backend.workers.heartbeat import Beat
-from megatron_backend.workers.rank import RankWorker
 from service.spec import DeadlineSpec, JobContext
 from service.spec.layout import Layout
 
@@ -44,7 +46,10 @@ LEAVE_SECONDS = 10.0
 """How long a rank may take to come out of a call that was cut short."""
 _PHASES = {
     "setup": ("prepare", "setup", "setup_generation", "load_state", "shutdown"),
-    "step": ("train_step", "log_probs", "evaluate_loss", "tied_difference", "logits"),
+    "step": (
+        *("train_step", "log_probs", "evaluate_loss", "tied_difference", "logits"),
+        *("likeliest", "scores"),
+    ),
     "generate": ("generate", "sync_weights"),
     "save": ("begin_save", "save_again", "save_result", "export_hf", "check_export"),
 }
@@ -52,39 +57,55 @@ PHASE_OF = {method: phase for phase, methods in _PHASES.items() for method in me
 """The field of `faults.deadlines` that bounds each call."""
 
 
-class WorkerGroup:
-    """The ranks of one job. Use inside `ray_session`.
+class WorkerGroup[W: Worker]:
+    """The ranks of one model. Use inside `ray_session`.
 
     Attributes:
+        name: of the model in errors and logs; empty for the one that is trained.
         layout: of the ranks.
+        joined: the model is on the ranks, after `setup`.
         pids: process id of each rank, on its own machine.
         own_seconds: of each rank, in the last call: how long it was at something of its own.
     """
 
-    def __init__(self, layout: Layout, *, gpu: bool, deadlines: DeadlineSpec) -> None:
+    def __init__(
+        self,
+        worker: type[W],
+        layout: Layout,
+        *,
+        gpu: bool,
+        deadlines: DeadlineSpec,
+        name: str = "",
+    ) -> None:
         """Starts the processes, which import Megatron while the caller goes on.
 
         Args:
-            layout: of training; one process a rank.
+            worker: the class of what a rank does.
+            layout: of the model; one process a rank.
             gpu: one GPU for each rank.
             deadlines: how long calls may take.
+            name: see above.
 
         Raises:
             NoRoom: the cluster has no place for the ranks.
         """
-        self.layout = layout
+        self.name, self.layout = name, layout
         self.pids = [0] * layout.world_size
         self.own_seconds = [0.0] * layout.world_size
-        self._gpu, self._deadlines = gpu, deadlines
+        self._worker, self._gpu, self._deadlines = worker, gpu, deadlines
         self._addresses = [""] * layout.world_size
         self._unanswered: dict[ray.ObjectRef, int] = {}
         self._oom_kills = oom_kills()
         self._room = placement.reserve(layout, gpu=gpu)
         self._actors = [self._new_actor(rank) for rank in range(layout.world_size)]
-        self._preparing = self._prepare()
+        self._preparing, self.joined = self._prepare(), False
 
-    def setup(self, context: JobContext, *, fresh: bool = True) -> None:
-        """Joins the ranks and builds the model on them; see `RankWorker.setup`.
+    def setup(self, context: JobContext, **options: Any) -> None:
+        """Joins the ranks and builds the model on them.
+
+        Args:
+            context: the job.
+            options: of the worker's own `setup`.
 
         Raises:
             RanksFailed: a rank died or hangs.
@@ -95,10 +116,12 @@ class WorkerGroup:
         address, port, _ = places[0]
         if len(set(self._addresses)) == 1:
             address = "127.0.0.1"  # nobody outside this machine has to reach it
-        self.call(RankWorker.setup, context, address, port, fresh=fresh)
+        packed = ((context, address, port), options)
+        self.call_each(self._worker.setup, [packed] * self.layout.world_size)
+        self.joined = True
 
     def call[**P, R](
-        self, method: Callable[Concatenate[RankWorker, P], R], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         """Calls a method on every rank, with the same arguments.
 
@@ -130,7 +153,7 @@ class WorkerGroup:
 
     def check_room(self) -> None:
         """Raises NodeLost where a machine of the ranks is gone, or Ray is."""
-        placement.check_nodes(self._room)
+        placement.check_nodes(self._room, group=self.name)
 
     def replace(self, ranks: Collection[int]) -> None:
         """Puts new processes in the place of some; `setup` joins all of them anew.
@@ -143,13 +166,14 @@ class WorkerGroup:
         living = set(range(self.layout.world_size)) - failed
         leaving = {self._actors[rank].call.remote("shutdown", ((), {})): rank for rank in living}
         failed |= self._unfinished(leaving)
-        log.info("ranks %s are replaced, the others stay", sorted(failed))
+        of = f"of the {self.name} " if self.name else ""
+        log.info("ranks %s %sare replaced, the others stay", sorted(failed), of)
         self._kill(failed - set(ranks))
         for rank in failed:
             self._actors[rank] = self._new_actor(rank)
         self._unanswered = {}
         self._oom_kills = oom_kills()
-        self._preparing = self._prepare()
+        self._preparing, self.joined = self._prepare(), False
 
     def stop(self) -> None:
         """Ends all ranks at once."""
@@ -168,7 +192,7 @@ class WorkerGroup:
                 max_restarts=0,
                 scheduling_strategy=strategy,
             )
-            .remote(rank, self.layout)
+            .remote(self._worker, rank, self.layout, self.name)
         )
 
     def _prepare(self) -> dict[ray.ObjectRef, int]:
@@ -211,13 +235,16 @@ class WorkerGroup:
                 raise self._death(other, death) from death
         cause = error.cause
         if is_network_error(cause):
-            raise ConnectionLost((), f"rank {rank} lost the others: {cause}") from cause
-        cause.add_note(f"on rank {rank}:\n{error}")  # the traceback there
+            message = f"rank {rank} lost the others: {cause}"
+            raise ConnectionLost((), message, group=self.name) from cause
+        place = f"the {self.name}'s rank {rank}" if self.name else f"rank {rank}"
+        cause.add_note(f"on {place}:\n{error}")  # the traceback there
         raise cause from None
 
     def _death(self, rank: int, error: RayError) -> RanksFailed:
         local = self._addresses[rank] == ray.util.get_node_ip_address()
-        return death_of(rank, error, oom_killed=local and oom_kills() > self._oom_kills)
+        oom_killed = local and oom_kills() > self._oom_kills
+        return death_of(rank, error, oom_killed=oom_killed, group=self.name)
 
     def _hung(self, silent: Sequence[int], method: str, limit: float) -> RanksHung:
         """Which of the ranks that did not answer a call are the cause, and what they do."""
@@ -233,6 +260,7 @@ class WorkerGroup:
             f"ranks {', '.join(map(str, silent))} did not answer {method} within {limit:g} s "
             f"(`faults.deadlines.{PHASE_OF[method]}`; raise it where this is honest work): "
             + "; ".join(lines),
+            group=self.name,
         )
 
     def _beats(self, ranks: Sequence[int]) -> dict[int, Beat]:

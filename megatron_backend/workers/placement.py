@@ -35,14 +35,20 @@ def reserve(layout: Layout, *, gpu: bool) -> PlacementGroup:
     return group
 
 
-def check_nodes(group: PlacementGroup) -> None:
-    """Raises NodeLost where a machine that holds some of the room is gone, or Ray itself is."""
+def check_nodes(room: PlacementGroup, *, group: str = "") -> None:
+    """Raises NodeLost where a machine that holds some of the room is gone, or Ray itself is.
+
+    Args:
+        room: as `reserve` gave it.
+        group: name of the group that it is for; see `RanksFailed`.
+    """
     if dead := dead_processes():  # Ray's own look at it takes many seconds
         raise NodeLost(0, f"Ray's own processes have died: {', '.join(dead)}")
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    for bundle, node in placement_group_table(group)["bundles_to_node_id"].items():
+    for bundle, node in placement_group_table(room)["bundles_to_node_id"].items():
         if node not in alive:
-            raise NodeLost(int(bundle), f"its machine (Ray's node {node or 'unknown'}) is gone")
+            gone = f"its machine (Ray's node {node or 'unknown'}) is gone"
+            raise NodeLost(int(bundle), gone, group=group)
 
 
 def release(group: PlacementGroup) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_backend.workers.frozen import FrozenRank, ScorerRank, TeacherRank
 from megatron_backend.workers.group import PHASE_OF
 from megatron_backend.workers.rank import RankWorker
 from service.spec import DeadlineSpec
@@ -51,7 +52,7 @@ def failure():
         return error
 
 with ray_session(3, gpus=0):
-    group = WorkerGroup(job.layout, gpu=False, deadlines=deadlines)
+    group = WorkerGroup(RankWorker, job.layout, gpu=False, deadlines=deadlines)
     try:
         group.call(RankWorker.load_state, "nowhere", True)
     except RuntimeError as error:
@@ -98,7 +99,7 @@ with ray_session(3, gpus=0):
 
 OUT_OF_MEMORY = """
 with ray_session(2, gpus=0):
-    group = WorkerGroup(Layout(tp=2), gpu=False, deadlines=DeadlineSpec())
+    group = WorkerGroup(RankWorker, Layout(tp=2), gpu=False, deadlines=DeadlineSpec())
     try:
         while True:
             group.replace([0, 1])
@@ -139,7 +140,8 @@ def test_d21_ranks_that_die_or_hang_are_found_and_replaced(tmp_path: Path) -> No
 
 
 def test_every_call_has_a_phase() -> None:
-    calls = {name for name, what in vars(RankWorker).items() if callable(what)}
+    kinds = (RankWorker, FrozenRank, TeacherRank, ScorerRank)
+    calls = {name for kind in kinds for name, what in vars(kind).items() if callable(what)}
     public = {name for name in calls if not name.startswith("_")}
     assert public | {"prepare"} == set(PHASE_OF)
     assert set(PHASE_OF.values()) == set(DeadlineSpec.model_fields)
