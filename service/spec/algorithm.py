@@ -50,11 +50,25 @@ class AlgorithmSpec(SpecModel):
     head: ClassVar[Head] = "vocabulary"
     """What the trained model says of a token: how likely each is, or one number."""
 
+    least_batch: ClassVar[int] = 1
+    """Rows that an optimizer step must have at least."""
+
     greedy_baseline: ClassVar[bool] = False
     """Whether each question is also answered greedily, for a baseline that is not trained."""
 
     summary: ClassVar[str]
     """One line for listings."""
+
+    @property
+    def sequences_per_row(self) -> int:
+        """How many sequences one row of a batch is: a preference is an answer that was chosen and
+        one that was rejected, which stay together."""
+        return 2 if self.rows == "preference" else 1
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Into how many optimizer steps a batch is dealt."""
+        return 1
 
     @property
     def samples_per_prompt(self) -> int:

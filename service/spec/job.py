@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from service.spec.algorithm import AlgorithmField
 from service.spec.base import JobName, SpecModel
-from service.spec.other_models import RewardSpec, Role
+from service.spec.other_models import FrozenModelSpec, RewardSpec, Role
 from service.spec.parts import (
     CheckpointSpec,
     DataSpec,
@@ -101,6 +101,11 @@ class JobSpec(SpecModel):
     def _somewhere_to_evaluate(self) -> "JobSpec":
         if self.evaluation.items and self.evaluation_environment is None:
             raise ValueError("`evaluation.items` needs `evaluation.environment` or `environment`")
+        if self.evaluation.items and self.algorithm.head == "value":
+            raise ValueError(
+                f"`evaluation.items` must be 0: a model of {self.algorithm.type} gives numbers and "
+                "writes no answers; its loss on `data.validation` is measured"
+            )
         return self
 
     @property
@@ -109,14 +114,22 @@ class JobSpec(SpecModel):
         return self.evaluation.environment or self.environment
 
     @property
+    def frozen_models(self) -> dict[Role, tuple[str, FrozenModelSpec]]:
+        """Models that only read, with ranks of their own: for each role its field, and it."""
+        found: dict[Role, tuple[str, FrozenModelSpec]] = {}
+        if self.algorithm.teacher is not None:
+            found["teacher"] = ("algorithm.teacher_model", self.algorithm.teacher)
+        if self.reward.model is not None:
+            found["reward"] = ("reward.model", self.reward.model)
+        return found
+
+    @property
     def other_models(self) -> dict[Role, tuple[str, ModelSource]]:
         """Models beside `model`: for each role, the field that names its weights, and these."""
         found: dict[Role, tuple[str, ModelSource]] = {}
-        critic, teacher, reward = self.algorithm.critic, self.algorithm.teacher, self.reward.model
+        critic = self.algorithm.critic
         if critic is not None and critic.source is not None:
             found["critic"] = ("algorithm.value_model.source", critic.source)
-        if teacher is not None:
-            found["teacher"] = ("algorithm.teacher_model.source", teacher.source)
-        if reward is not None:
-            found["reward"] = ("reward.model.source", reward.source)
+        for role, (field, model) in self.frozen_models.items():
+            found[role] = (f"{field}.source", model.source)
         return found

@@ -21,6 +21,11 @@ class FrozenLayout(SpecModel):
     dp: Annotated[int, Field(ge=1, le=65536)] = 1
     """Copies, which share the rows."""
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks it takes."""
+        return self.tp * self.pp * self.dp
+
 
 class FrozenModelSpec(SpecModel):
     """A model that only reads: its weights stay as they are."""

@@ -4,60 +4,101 @@ from service.spec import JobSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padding_factor
-from service.validation.layout import samples
+from service.validation.layout import divisors, samples
 from service.validation.problems import FieldProblem
+
+_BATCH = "training.global_batch_size"
 
 
 def check_batch(spec: JobSpec, layout: Layout) -> list[FieldProblem]:
-    """Whether the global batch divides into ranks, micro-batches, groups and pipeline rounds.
+    """Whether the global batch divides into optimizer steps, ranks, micro-batches, groups and
+    pipeline rounds.
 
     Args:
         layout: of training.
     """
-    problems = []
-    size, micro, dp = spec.training.global_batch_size, spec.training.micro_batch_size, layout.dp
-    field = "training.global_batch_size"
-    if size % dp:
+    size, deals = spec.training.global_batch_size, spec.algorithm.steps_per_batch
+    problems = _least_batch(spec)
+    if size % deals:
         problems.append(
             FieldProblem(
-                field=field,
-                message=f"{size} sequences do not divide over dp = {dp} ranks",
-                fix=f"use a multiple of {dp}, as {_next_multiple(size, dp)}",
+                field="algorithm.mini_batches",
+                message=f"{size} rows are no multiple of the {deals} optimizer steps that they are "
+                "dealt into",
+                fix=divisors("it", size),
             )
         )
-    elif micro != "auto" and (size // dp) % micro:
-        step = dp * micro
-        problems.append(
-            FieldProblem(
-                field=field,
-                message=f"{size} sequences are no multiple of dp x micro_batch_size = "
-                f"{dp} x {micro} = {step}",
-                fix=f"use a multiple of {step}, as {_next_multiple(size, step)}, "
-                "or micro_batch_size: auto",
-            )
-        )
-    elif micro != "auto" and layout.vpp > 1 and size // (dp * micro) % layout.pp:
-        step = dp * micro * layout.pp
-        problems.append(
-            FieldProblem(
-                field=field,
-                message=f"{size // (dp * micro)} micro-batches on each rank are no multiple of "
-                f"pp = {layout.pp}, as virtual stages need",
-                fix=f"use a multiple of {step}, as {_next_multiple(size, step)}, "
-                "or micro_batch_size: auto",
-            )
-        )
+    else:
+        problems += _check_step(spec, layout, size // deals)
     group = spec.algorithm.samples_per_prompt
     if spec.algorithm.online and size % group:
         problems.append(
             FieldProblem(
-                field=field,
+                field=_BATCH,
                 message=f"{size} sequences are no multiple of the group size {group}",
                 fix="it is questions x group size: use a multiple of the group size, as "
                 f"{_next_multiple(size, group)}",
             )
         )
     return problems
+
+
+def _least_batch(spec: JobSpec) -> list[FieldProblem]:
+    size, least = spec.training.global_batch_size, spec.algorithm.least_batch
+    if size >= least:
+        return []
+    problem = FieldProblem(
+        field=_BATCH,
+        message=f"{spec.algorithm.type} compares the rows of a batch, and needs at least {least}",
+        fix=f"use at least {least}",
+    )
+    return [problem]
+
+
+def _check_step(spec: JobSpec, layout: Layout, rows: int) -> list[FieldProblem]:
+    """Whether the rows of one optimizer step divide over ranks and micro-batches."""
+    micro, dp, deals = spec.training.micro_batch_size, layout.dp, spec.algorithm.steps_per_batch
+    size, each = spec.training.global_batch_size, spec.algorithm.sequences_per_row
+    of_one = f"{rows} {'sequences' if each == 1 else 'pairs'}"
+    if deals > 1:
+        of_one += f" of each of {deals} mini-batches"
+    if rows % dp:
+        problem = FieldProblem(
+            field=_BATCH,
+            message=f"{of_one} do not divide over dp = {dp} ranks",
+            fix=f"use a multiple of {dp * deals}, as {_next_multiple(size, dp * deals)}",
+        )
+        return [problem]
+    if micro == "auto":
+        return []
+    if micro % each:
+        problem = FieldProblem(
+            field="training.micro_batch_size",
+            message=f"{micro} sequences are no whole number of pairs, which stay together",
+            fix=f"use a multiple of {each}, as {_next_multiple(micro, each)}, or auto",
+        )
+        return [problem]
+    step = dp * micro // each
+    if rows % step:
+        sizes = f"{dp} x {micro}" if each == 1 else f"{dp} x {micro} / {each}"
+        problem = FieldProblem(
+            field=_BATCH,
+            message=f"{of_one} are no multiple of dp x micro_batch_size = {sizes} = {step}",
+            fix=f"use a multiple of {step * deals}, as {_next_multiple(size, step * deals)}, "
+            "or micro_batch_size: auto",
+        )
+        return [problem]
+    if layout.vpp > 1 and rows // step % layout.pp:
+        whole = step * layout.pp * deals
+        problem = FieldProblem(
+            field=_BATCH,
+            message=f"{rows // step} micro-batches on each rank are no multiple of "
+            f"pp = {layout.pp}, as virtual stages need",
+            fix=f"use a multiple of {whole}, as {_next_multiple(size, whole)}, "
+            "or micro_batch_size: auto",
+        )
+        return [problem]
+    return []
 
 
 def check_lengths(spec: JobSpec, model: ModelConfig) -> list[FieldProblem]:

@@ -82,14 +82,25 @@ def _resolve_dp(spec: JobSpec) -> tuple[int | None, list[FieldProblem]]:
             )
             return None, [problem]
         return (1 if parallel.dp == "auto" else parallel.dp), []
-    gpus = resources.nodes * resources.gpus_per_node
+    frozen = frozen_ranks(spec)
+    gpus = resources.nodes * resources.gpus_per_node - frozen
+    world = f"{resources.nodes} x {resources.gpus_per_node}"
+    beside = f" less the {frozen} of {_frozen_names(spec)}" if frozen else ""
+    if gpus < 1:
+        problem = FieldProblem(
+            field="resources.gpus_per_node",
+            message=f"of {world} GPUs none is left to train on: {_frozen_names(spec)} takes "
+            f"{frozen}",
+            fix="ask for more GPUs, or lower tp, pp or dp in the `layout` of that model",
+        )
+        return None, [problem]
     copy = parallel.tp * parallel.cp * parallel.pp
     sizes = f"{parallel.tp} x {parallel.cp} x {parallel.pp}"
     if gpus % copy:
         problem = FieldProblem(
             field="parallel",
-            message=f"tp x cp x pp = {sizes} does not divide the world of "
-            f"{resources.nodes} x {resources.gpus_per_node} = {gpus} GPUs",
+            message=f"tp x cp x pp = {sizes} does not divide the world of {world}{beside} = "
+            f"{gpus} GPUs",
             fix="lower tp, cp or pp, or ask for other resources",
         )
         return None, [problem]
@@ -98,11 +109,20 @@ def _resolve_dp(spec: JobSpec) -> tuple[int | None, list[FieldProblem]]:
         problem = FieldProblem(
             field="parallel.dp",
             message=f"tp x cp x pp x dp = {sizes} x {parallel.dp} = {copy * int(parallel.dp)} "
-            f"ranks for {gpus} GPUs",
+            f"ranks for {gpus} GPUs{f' ({world}{beside})' if frozen else ''}",
             fix=f"set dp to {dp} or auto",
         )
         return None, [problem]
     return dp, []
+
+
+def frozen_ranks(spec: JobSpec) -> int:
+    """Ranks beside those of training: of a teacher, of a reward model. Each takes a GPU."""
+    return sum(frozen.layout.ranks for _, frozen in spec.frozen_models.values())
+
+
+def _frozen_names(spec: JobSpec) -> str:
+    return " and ".join(f"`{field}`" for field, _ in spec.frozen_models.values())
 
 
 def _expert_ranks(parallel: ParallelSpec, dp: int) -> list[FieldProblem]:
@@ -120,7 +140,7 @@ def _expert_ranks(parallel: ParallelSpec, dp: int) -> list[FieldProblem]:
 
 def check_layout(layout: Sizes, model: ModelConfig) -> list[FieldProblem]:
     """Whether a model can be trained in a layout."""
-    problems = _tensor_parallel("parallel.tp", layout.tp, model)
+    problems = check_tensor_parallel("parallel.tp", layout.tp, model)
     problems += _stages(layout, model.num_layers)
     problems += _experts(layout, model)
     return problems
@@ -139,14 +159,8 @@ def _stages(layout: Sizes, layers: int) -> list[FieldProblem]:
                 fix=f"give {layout.pp} numbers whose sum is {layers}, or null",
             )
         ]
-    if layers < layout.pp:
-        return [
-            FieldProblem(
-                field="parallel.pp",
-                message=f"{layers} layers cannot fill pp = {layout.pp} stages",
-                fix=f"use at most {layers}",
-            )
-        ]
+    if problems := check_stages("parallel.pp", layout.pp, layers):
+        return problems
     if layout.vpp > 1 and layers % (layout.pp * layout.vpp):
         per_stage, rest = divmod(layers, layout.pp)
         fitting = "vpp can be 1 only" if rest else divisors("vpp", per_stage)
@@ -159,6 +173,14 @@ def _stages(layout: Sizes, layers: int) -> list[FieldProblem]:
             )
         ]
     return []
+
+
+def check_stages(field: str, stages: int, layers: int) -> list[FieldProblem]:
+    """Whether each stage gets a layer."""
+    if layers >= stages:
+        return []
+    message = f"{layers} layers cannot fill pp = {stages} stages"
+    return [FieldProblem(field=field, message=message, fix=f"use at most {layers}")]
 
 
 def _experts(layout: Sizes, model: ModelConfig) -> list[FieldProblem]:
@@ -197,7 +219,7 @@ def _experts(layout: Sizes, model: ModelConfig) -> list[FieldProblem]:
 def check_rollout(layout: Sizes, *, rollout_tp: int, model: ModelConfig) -> list[FieldProblem]:
     """Whether the generation copy fits the model, the ranks and the trained vocabulary."""
     field = "rollout.layout.tp"
-    problems = _tensor_parallel(field, rollout_tp, model)
+    problems = check_tensor_parallel(field, rollout_tp, model)
     rows = padded_vocab_size(model.vocab_size, tp=layout.tp)
     if rows % rollout_tp:
         problems.append(
@@ -228,8 +250,9 @@ def samples(spec: JobSpec) -> bool:
     return spec.algorithm.online or spec.evaluation.items > 0
 
 
-def _tensor_parallel(field: str, tp: int, model: ModelConfig) -> list[FieldProblem]:
-    """tp must divide heads and MLP; of KV heads it may also be a multiple, and ranks share one."""
+def check_tensor_parallel(field: str, tp: int, model: ModelConfig) -> list[FieldProblem]:
+    """Whether tp divides a model. It must divide heads and MLP; of KV heads it may also be a
+    multiple, and ranks share one."""
     problems = []
     for name, size in (("num_attention_heads", model.num_heads), model.mlp_width):
         if size % tp:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from service.artifacts import checkpoint_folders, latest_step
 from service.jobs import Job, JobFolder
 from service.spec import ModelSource, ResolvedModel
+from service.spec.algorithm import Head
 from service.spec.config_reader import UnsupportedModel
 from service.spec.model_config import ModelConfig
 from service.store import NotFound, Store
@@ -26,28 +27,36 @@ class FoundModel:
     config: ModelConfig
     source: ModelSource
     """The source with names and `latest` replaced by what they meant at submit."""
+    head: Head | None
+    """What it says of a token; None where it is new, and says whatever it is built for."""
 
 
 class ModelFinder:
-    """Resolves `model` of a job."""
+    """Resolves the models that a job names."""
 
     def __init__(self, *, roots: Sequence[Path], jobs_dir: Path, store: Store) -> None:
         self._roots = roots
         self._jobs_dir = jobs_dir
         self._store = store
 
-    def find(self, source: ModelSource) -> tuple[FoundModel | None, list[FieldProblem]]:
-        """The model, or None and what is wrong with its source."""
+    def find(
+        self, source: ModelSource, field: str = "model"
+    ) -> tuple[FoundModel | None, list[FieldProblem]]:
+        """The model, or None and what is wrong with its source.
+
+        Args:
+            source: where a model comes from.
+            field: path of the source in the job.
+        """
         if source.from_job is not None:
-            return self._from_job(source.from_job)
+            return self._from_job(source.from_job, f"{field}.from")
         if source.path is not None:
-            return self._from_path(source, source.path)
-        return self._random(source)
+            return self._from_path(source, source.path, f"{field}.path")
+        return self._random(source, f"{field}.init")
 
     def _from_path(
-        self, source: ModelSource, name: str
+        self, source: ModelSource, name: str, field: str
     ) -> tuple[FoundModel | None, list[FieldProblem]]:
-        field = "model.path"
         folder, problem = find_folder(name, self._roots, field)
         if folder is None:
             return None, [problem] if problem else []
@@ -70,6 +79,7 @@ class ModelFinder:
             )
             return None, [problem]
         parsed, problems = read_model(config, field)
+        problems += check_labels(config, field)
         vocabulary = parsed.vocab_size if parsed else None
         problems += check_tokenizer(folder, vocabulary=vocabulary, field=field)
         if parsed is None or problems:
@@ -77,14 +87,17 @@ class ModelFinder:
         resolved = ResolvedModel(
             kind="huggingface", config=config, tokenizer=str(folder), weights=str(folder)
         )
-        return FoundModel(resolved=resolved, config=parsed, source=source), []
+        head: Head = "value" if is_classifier(config) else "vocabulary"
+        return FoundModel(resolved=resolved, config=parsed, source=source, head=head), []
 
-    def _random(self, source: ModelSource) -> tuple[FoundModel | None, list[FieldProblem]]:
+    def _random(
+        self, source: ModelSource, parent: str
+    ) -> tuple[FoundModel | None, list[FieldProblem]]:
         init = source.init
         if init is None:
             raise ValueError("the source names no model")  # its own validator excludes that
-        parsed, problems = read_model(init.config, "model.init.config")
-        field = "model.init.tokenizer"
+        parsed, problems = read_model(init.config, f"{parent}.config")
+        field = f"{parent}.tokenizer"
         folder, problem = find_folder(init.tokenizer, self._roots, field)
         if problem:
             problems.append(problem)
@@ -94,10 +107,9 @@ class ModelFinder:
         if parsed is None or folder is None or problems:
             return None, problems
         resolved = ResolvedModel(kind="random", config=init.config, tokenizer=str(folder))
-        return FoundModel(resolved=resolved, config=parsed, source=source), []
+        return FoundModel(resolved=resolved, config=parsed, source=source, head=None), []
 
-    def _from_job(self, reference: str) -> tuple[FoundModel | None, list[FieldProblem]]:
-        field = "model.from"
+    def _from_job(self, reference: str, field: str) -> tuple[FoundModel | None, list[FieldProblem]]:
         name, _, wanted = reference.removeprefix("job:").rpartition("@")
         try:
             job = self._store.jobs.find(name)
@@ -127,11 +139,12 @@ class ModelFinder:
             field: that problems are of.
         """
         try:
-            earlier = job.context().model
+            context = job.context()
         except ValidationError:
             message = f"the job {job.id} is of a version of the service that this one cannot read"
-            fix = "export it, and use model.path"
+            fix = "export it, and name the folder with `path`"
             return None, [FieldProblem(field=field, message=message, fix=fix)]
+        earlier = context.model
         # A checkpoint carries its own config and tokenizer; the job's are the same, elsewhere.
         own = folder / "hf"
         try:
@@ -147,7 +160,8 @@ class ModelFinder:
         resolved = ResolvedModel(
             kind="checkpoint", config=config, tokenizer=str(tokenizer), weights=str(folder)
         )
-        return FoundModel(resolved=resolved, config=parsed, source=source), []
+        head = context.spec.algorithm.head
+        return FoundModel(resolved=resolved, config=parsed, source=source, head=head), []
 
     def find_checkpoint(
         self, job: Job, wanted: str, field: str
@@ -177,6 +191,29 @@ class ModelFinder:
             message=f"the job {job.id} has no checkpoint of step {int(wanted)}",
             fix=f"use latest, or one of the steps: {', '.join(map(str, sorted(steps)))}",
         )
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a config is of a model that gives a sequence numbers in place of tokens."""
+    names = config.get("architectures")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and name.endswith("ForSequenceClassification") for name in names
+    )
+
+
+def check_labels(config: Mapping[str, Any], field: str) -> list[FieldProblem]:
+    """Whether such a model gives one number, as a reward model does."""
+    if not is_classifier(config):
+        return []
+    # transformers writes one label's name only where there is one, and takes two by default.
+    labels, count = config.get("id2label"), config.get("num_labels", 2)
+    if isinstance(labels, dict):
+        count = len(labels)
+    if count == 1:
+        return []
+    message = f"the model in this folder has {count!r} numbers for a sequence, for so many classes"
+    fix = "a reward model has one: save it with num_labels = 1"
+    return [FieldProblem(field=field, message=message, fix=fix)]
 
 
 def read_model(

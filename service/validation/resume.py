@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class FoundResume:
     model: FoundModel
     pinned: ResumeSpec
     """The reference with name and `latest` replaced by what they meant at submit."""
+    sent: JobSpec
+    """The other job as it was sent."""
+    resolved: JobSpec
+    """The other job with its models pinned."""
 
 
 def read_submission(body: bytes, store: Store) -> JobSpec:
@@ -108,8 +112,10 @@ class ResumeFinder:
             job=job.id,
             step=step,
             folder=folder,
-            model=FoundModel(resolved=start, config=model.config, source=model.source),
+            model=replace(model, resolved=start),
             pinned=ResumeSpec(job=job.id, step=step),
+            sent=JobSpec.model_validate(job.spec),
+            resolved=earlier.spec,
         ), []
 
 
@@ -202,7 +208,8 @@ def _differences(spec: JobSpec, earlier: JobSpec, job: Job) -> list[FieldProblem
         FieldProblem(
             field=field,
             message=f"{quote(str(now))} is not what the job {job.id} has: {quote(str(then))}",
-            fix="leave it as it was, or start a new job with `model.from`",
+            fix="leave it as it was, or start a new job with `model.from`, which keeps the weights "
+            "and nothing else: optimizer, counters and place in the data begin anew",
         )
         for field, now, then in compared
         if now != then

@@ -11,16 +11,23 @@ from pathlib import Path
 from service.catalogue import Catalogue
 from service.launchers import Launcher
 from service.settings import Settings
-from service.spec import JobContext, JobSpec, ResumedCheckpoint
+from service.spec import JobContext, JobSpec, ResumedCheckpoint, Role
 from service.spec.layout import Layout
 from service.store import Store
 from service.validation.batch import check_batch, check_cuts, check_lengths, check_schedule
 from service.validation.cluster import check_cluster
 from service.validation.environments import resolve_environment
+from service.validation.episodes import check_overlong, length_notes
 from service.validation.files import find_files
 from service.validation.fit import check_fit, notes_of
 from service.validation.layout import check_rollout_world, resolve_layout, samples
 from service.validation.model import FoundModel, ModelFinder
+from service.validation.other_models import (
+    as_before,
+    check_trained_head,
+    find_other_models,
+    with_pinned,
+)
 from service.validation.precision import check_formats
 from service.validation.problems import FieldProblem, InvalidRequest
 from service.validation.resume import FoundResume, ResumeFinder, with_layout
@@ -32,10 +39,12 @@ class AcceptedJob:
     """A job with nothing left to find out."""
 
     spec: JobSpec
-    """The document with environment versions and the model's checkpoint pinned."""
+    """The document with environment versions and the models' checkpoints pinned."""
     layout: Layout
     """Of training, with `auto` resolved."""
     model: FoundModel
+    others: dict[Role, FoundModel]
+    """Models beside it."""
     files: dict[str, str]
     notes: list[str]
     """What is worth knowing before it starts."""
@@ -58,6 +67,7 @@ class AcceptedJob:
             spec=self.spec,
             dp=self.layout.dp,
             model=model,
+            other_models={role: found.resolved for role, found in self.others.items()},
             files=self.files,
             resume=resumed,
         )
@@ -108,8 +118,13 @@ class Validator:
             model = None if resume is None else resume.model
         problems += found
         if model is not None:
+            problems += check_trained_head(spec, model)
             problems += check_lengths(spec, model.config)
             problems += check_fit(spec, layout or spec.parallel, model.config)
+        if resume is not None:
+            spec = as_before(spec, sent=resume.sent, pinned=resume.resolved)
+        others = find_other_models(spec, self._models, model)
+        problems += others.problems
         if layout is not None and samples(spec):
             problems += check_rollout_world(spec.rollout.layout.tp, layout.world_size)
         files: dict[str, str] = {}
@@ -118,19 +133,28 @@ class Validator:
             problems += found
         pinned, found = self._pin_environments(spec)
         problems += found
+        max_turns = self._max_turns(pinned)
+        problems += check_overlong(spec, max_turns)
         if problems or layout is None or model is None:
             raise InvalidRequest(problems)
-        pinned = pinned.model_copy(update={"model": model.source})
+        pinned = with_pinned(pinned.model_copy(update={"model": model.source}), others.models)
         if resume is not None:
             pinned = pinned.model_copy(update={"resume": resume.pinned})
         return AcceptedJob(
             spec=pinned,
             layout=layout,
             model=model,
+            others=others.models,
             files=files,
-            notes=notes_of(spec, layout, model.config, capability),
+            notes=notes_of(spec, layout, model.config, capability) + length_notes(spec, max_turns),
             resume=resume,
         )
+
+    def _max_turns(self, spec: JobSpec) -> int:
+        """Assistant turns of the job's environment, where it exists."""
+        reference = spec.environment
+        known = self._catalogue.environments() if reference is not None else {}
+        return known[reference.id].max_turns if reference and reference.id in known else 1
 
     def _pin_environments(self, spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
         problems: list[FieldProblem] = []

@@ -73,6 +73,38 @@ def check_tokenizer(folder: Path, *, vocabulary: int | None, field: str) -> list
     return []
 
 
+def differing_tokens(ours: Path, theirs: Path, *, vocabulary: int) -> int:
+    """How many ids of one tokenizer mean another token to a model, or none.
+
+    An id that the other tokenizer does not know, but the model has a row for, is let pass: models
+    of one family differ in such added tokens.
+
+    Args:
+        ours: folder of the tokenizer whose ids are sent.
+        theirs: folder of the model's own tokenizer.
+        vocabulary: the model's `vocab_size`.
+    """
+    if ours.resolve() == theirs.resolve():
+        return 0
+    known = _tokens(theirs / "tokenizer.json")
+    return sum(
+        token_id >= vocabulary or known.get(token_id, token) != token
+        for token_id, token in _tokens(ours / "tokenizer.json").items()
+    )
+
+
+def _tokens(path: Path) -> dict[int, str]:
+    """Token by id, of a file that `check_tokenizer` has accepted."""
+    tokenizer = read_json_object(path) or {}
+    found = tokenizer["model"]["vocab"]
+    if isinstance(found, dict):
+        tokens = {number: token for token, number in found.items()}
+    else:
+        tokens = {number: entry[0] for number, entry in enumerate(found)}
+    added = tokenizer.get("added_tokens") or []
+    return tokens | {entry["id"]: entry.get("content", "") for entry in added}
+
+
 def _largest_id(path: Path) -> int:
     stamp = path.stat()
     return _read_largest_id(path, stamp.st_mtime_ns, stamp.st_size)

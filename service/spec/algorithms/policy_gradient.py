@@ -75,6 +75,10 @@ class PolicyGradientSpec(AlgorithmSpec):
     """Takes from the reward of long episodes."""
 
     @property
+    def steps_per_batch(self) -> int:
+        return self.mini_batches
+
+    @property
     def keeps_reference(self) -> bool:
         return self.kl_coef > 0
 

@@ -89,6 +89,7 @@ class KtoSpec(AlgorithmSpec):
     implementation: ClassVar[str] = "algorithms.kto:Kto"
     online: ClassVar[bool] = False
     rows: ClassVar[RowKind] = "label"
+    least_batch: ClassVar[int] = 2  # each answer is also set beside another row's question
     summary: ClassVar[str] = "Learns from single answers that are good or bad"
 
     beta: Beta = 0.1

@@ -36,7 +36,7 @@ def problems_of(body: bytes) -> list[FieldProblem]:
             "group_size",
         ),
         ({"algorithm": {"type": "ppoo"}}, "algorithm.type", "'ppoo'; this service has", "use one"),
-        ({"algorithm": {}}, "algorithm.type", "one of: grpo, sft", "use one"),
+        ({"algorithm": {}}, "algorithm.type", "one of: cispo, dapo", "use one"),
         ({"name": "A B"}, "name", "pattern", "lower-case letters"),
         ({"parallel": {"dp": "all"}}, "parallel.dp", "'auto'", "`auto` fills the resources"),
         ({"parallel": {"tp": "2"}}, "parallel.tp", "valid integer", "Tensor parallelism"),

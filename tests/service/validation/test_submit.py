@@ -13,13 +13,13 @@ from tests.service.running_service import RunningService
 
 def refused(service: RunningService, document: dict[str, Any]) -> list[dict[str, str]]:
     """The errors of a document, alike from plan and submit, which stores nothing."""
-    before = service.store.jobs.counts()
+    before = sum(service.store.jobs.counts().values())  # those that are there may move on meanwhile
     folders = sorted(service.settings.jobs_dir.iterdir())
     plan = service.http.post("/v1/jobs:plan", json=document)
     submit = service.http.post("/v1/jobs", json=document)
     assert plan.status_code == submit.status_code == 422, submit.text
     assert plan.json()["errors"] == submit.json()["errors"]
-    assert service.store.jobs.counts() == before
+    assert sum(service.store.jobs.counts().values()) == before
     assert sorted(service.settings.jobs_dir.iterdir()) == folders
     return list(submit.json()["errors"])
 
@@ -228,7 +228,7 @@ def test_a_model_from_a_job_that_is_not_there(service: RunningService) -> None:
 
 
 def test_a_plan_resolves_everything_and_takes_nothing(service: RunningService) -> None:
-    before = service.store.jobs.counts()
+    before = sum(service.store.jobs.counts().values())
     training = {"max_length": 128, "global_batch_size": 16, "micro_batch_size": 4}
     document = service.job_document(parallel={"tp": 2, "pp": 2, "dp": 2}, training=training)
     plan = service.http.post("/v1/jobs:plan", json=document).json()
@@ -240,7 +240,7 @@ def test_a_plan_resolves_everything_and_takes_nothing(service: RunningService) -
     assert (plan["padded_vocabulary"], plan["padding_factor"]) == (48, 1)
     assert (plan["notes"], plan["proposals"]) == ([], None)
     assert plan["spec"]["optimizer"]["betas"] == [0.9, 0.95]
-    assert service.store.jobs.counts() == before
+    assert sum(service.store.jobs.counts().values()) == before
 
 
 def test_a_plan_proposes_layouts_that_a_submit_accepts(service: RunningService) -> None:
