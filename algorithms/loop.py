@@ -9,6 +9,7 @@ killed and resumed takes the same steps as one that is not.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from algorithms.algorithm import Algorithm, load_algorithm
@@ -20,6 +21,7 @@ from algorithms.faults import StepGuard, StepRefused
 from algorithms.phases import PhaseClock
 from algorithms.prepare import Prepared, prepare
 from algorithms.protocols import Recorder, Workers
+from algorithms.reference_cache import ReferenceCache
 from algorithms.samples import Samples, Source
 from algorithms.setup import open_parts
 from algorithms.update import Updates
@@ -39,6 +41,7 @@ def open_loop(
     recorder: Recorder,
     *,
     stop: Callable[[], JobFailure | None] = lambda: None,
+    folder: Path | None = None,
 ) -> "Loop":
     """Opens what a job trains on; `Loop.run` then trains it.
 
@@ -50,11 +53,12 @@ def open_loop(
         recorder: takes `progress`, `metrics`, `evaluation`, `sample` and `warning` events;
             `checkpoint` events are the `Checkpoints` implementation's to record.
         stop: asked after each step; where it has an answer, the loop saves and raises it.
+        folder: where what is computed once is kept for later attempts; None keeps it in memory.
 
     Raises:
         JobFailure: what the job names cannot be used.
     """
-    parts = open_parts(context, workers, tokenizer, recorder)
+    parts = open_parts(context, workers, tokenizer, recorder, folder=folder)
     return Loop(
         context=context,
         workers=workers,
@@ -64,6 +68,8 @@ def open_loop(
         evaluator=parts.evaluator,
         validation=parts.validation,
         padding_id=parts.padding_id,
+        references=parts.references,
+        validation_references=parts.validation_references,
         stop=stop,
     )
 
@@ -98,6 +104,8 @@ class Loop:
     evaluator: Evaluator | None
     validation: Dataset | None
     padding_id: int
+    references: ReferenceCache | None = None
+    validation_references: ReferenceCache | None = None
     stop: Callable[[], JobFailure | None] = lambda: None
     step: int = 0
     guard: StepGuard = field(init=False)
@@ -160,7 +168,7 @@ class Loop:
         if step in self.guard.left_out:
             self._leave_out(samples, step)
             return
-        prepared = prepare(samples, self.context.spec, self.algorithm, self.workers, clock)
+        prepared = self._prepare(samples, clock, self.references)
         try:
             with clock("update"):
                 updated = self._updates.take(prepared.batch, step)
@@ -172,6 +180,18 @@ class Loop:
             with clock("sync"):
                 self._sync()
         self._record_step(samples, prepared, updated, clock)
+
+    def _prepare(
+        self, samples: Samples, clock: PhaseClock, references: ReferenceCache | None
+    ) -> Prepared:
+        return prepare(
+            samples,
+            self.context.spec,
+            self.algorithm,
+            self.workers,
+            clock,
+            references=references,
+        )
 
     def _refuse(self, refused: StepRefused, samples: Samples) -> None:
         """Leaves a step out, now or after going back to the last checkpoint.
@@ -251,6 +271,9 @@ class Loop:
                 batch_size=self.context.spec.training.global_batch_size,
                 padding_id=self.padding_id,
                 max_length=self.context.spec.training.max_length,
+                prepare=lambda samples: (
+                    self._prepare(samples, PhaseClock(), self.validation_references).batch
+                ),
             )
             data = {"mode": "validation", "items": len(self.validation.examples), "loss": loss}
             self._record_evaluation(data)

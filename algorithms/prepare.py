@@ -4,16 +4,18 @@ All of it is asked of the models as they are before the step's first update, on 
 whole batch. So nothing here depends on how a batch is split over ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from algorithms.algorithm import Algorithm
 from algorithms.batch import Batch
 from algorithms.phases import PhaseClock
 from algorithms.protocols import Scorer, Workers
+from algorithms.reference_cache import ReferenceCache
 from algorithms.samples import Rollout, Samples
 from service.spec import JobSpec
 
@@ -32,7 +34,13 @@ class Prepared:
 
 
 def prepare(
-    samples: Samples, spec: JobSpec, algorithm: Algorithm, workers: Workers, clock: PhaseClock
+    samples: Samples,
+    spec: JobSpec,
+    algorithm: Algorithm,
+    workers: Workers,
+    clock: PhaseClock,
+    *,
+    references: ReferenceCache | None = None,
 ) -> Prepared:
     """A step's batch, whole.
 
@@ -42,6 +50,7 @@ def prepare(
         algorithm: the driver's half.
         workers: the models.
         clock: times `reward`, `logprobs` and `advantage`.
+        references: what the reference said of rows that were drawn before.
     """
     rollout, metrics = samples.rollout, dict(samples.metrics)
     if rollout is not None and workers.scorer is not None:
@@ -55,7 +64,10 @@ def prepare(
     if rollout is not None:
         batch = batch.masked(rollout.scored)
     with clock("logprobs") if _asks_models(spec, algorithm) else nullcontext():
-        batch = _with_models(batch, spec, algorithm, workers)
+        batch = _with_old(batch, algorithm, workers)
+        if spec.algorithm.keeps_reference:
+            batch = _with_reference(batch, samples.rows, workers, references)
+        batch = _with_others(batch, algorithm, workers)
     if rollout is not None and algorithm.learns_from_rewards:
         with clock("advantage"):
             credit = algorithm.advantages(replace(rollout, batch=batch))
@@ -84,13 +96,28 @@ def _asks_models(spec: JobSpec, algorithm: Algorithm) -> bool:
     return algorithm.needs_old_log_probs or others
 
 
-def _with_models(batch: Batch, spec: JobSpec, algorithm: Algorithm, workers: Workers) -> Batch:
-    """Adds what other models, and the trained one before its update, say of the batch."""
-    if algorithm.needs_old_log_probs:
-        batch = batch.with_per_token(old_log_probs=workers.train.log_probs(batch))
-    if spec.algorithm.keeps_reference:
-        reference = workers.train.log_probs(batch, model="reference")
-        batch = batch.with_per_token(reference_log_probs=reference)
+def _with_old(batch: Batch, algorithm: Algorithm, workers: Workers) -> Batch:
+    if not algorithm.needs_old_log_probs:
+        return batch
+    return batch.with_per_token(old_log_probs=workers.train.log_probs(batch))
+
+
+def _with_reference(
+    batch: Batch,
+    rows: Sequence[int] | None,
+    workers: Workers,
+    references: ReferenceCache | None,
+) -> Batch:
+    def ask() -> Tensor:
+        return workers.train.log_probs(batch, model="reference")
+
+    if references is None or rows is None:
+        return batch.with_per_token(reference_log_probs=ask())
+    return batch.with_per_token(reference_log_probs=references.log_probs(batch, rows, ask))
+
+
+def _with_others(batch: Batch, algorithm: Algorithm, workers: Workers) -> Batch:
+    """Adds what the critic, and the algorithm's own questions to models, say of the batch."""
     if workers.critic is not None:
         batch = batch.with_per_token(values=workers.critic.values(batch))
     return algorithm.prepare(batch, workers)

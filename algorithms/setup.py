@@ -1,6 +1,7 @@
 """Opens what a job names: its rows or its environment, and what it is evaluated on."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -11,6 +12,7 @@ from algorithms.data.source import RowSource, open_dataset
 from algorithms.errors import JobFailure
 from algorithms.evaluate import Evaluator
 from algorithms.protocols import Recorder, Workers
+from algorithms.reference_cache import ReferenceCache, open_reference_cache
 from algorithms.rollout.collector import Collector
 from algorithms.rollout.questions import Questions, held_out_items
 from algorithms.rollout.source import EpisodeSource
@@ -31,6 +33,9 @@ class Parts:
     evaluator: Evaluator | None
     validation: Dataset | None
     padding_id: int
+    references: ReferenceCache | None = None
+    """Of the training rows, where the algorithm keeps a reference."""
+    validation_references: ReferenceCache | None = None
 
 
 def open_parts(
@@ -38,8 +43,17 @@ def open_parts(
     workers: Workers,
     tokenizer: "PreTrainedTokenizerFast",
     recorder: Recorder,
+    *,
+    folder: Path | None = None,
 ) -> Parts:
     """Reads and checks all data before the first step.
+
+    Args:
+        context: the job.
+        workers: the models.
+        tokenizer: a fast tokenizer with a chat template.
+        recorder: takes warnings.
+        folder: where what is computed once is kept for later attempts; None keeps it in memory.
 
     Raises:
         JobFailure: USER_ERROR, with the place.
@@ -47,14 +61,25 @@ def open_parts(
     chat = open_chat(tokenizer)
     evaluator = _open_evaluator(context, workers, chat)
     if context.spec.environment is not None and context.spec.algorithm.online:
-        source: Source = _open_episodes(context, workers, chat, context.spec.environment, evaluator)
-    else:
-        source = _open_rows(context, chat, recorder)
+        source = _open_episodes(context, workers, chat, context.spec.environment, evaluator)
+        return Parts(
+            source=source, evaluator=evaluator, validation=None, padding_id=chat.padding_id
+        )
+
+    def warn(message: str) -> None:
+        recorder.record("warning", {"message": message})
+
+    train = _open_rows(context, chat, recorder)
+    validation = open_dataset(context, chat, "validation")
     return Parts(
-        source=source,
+        source=RowSource(context, chat, train),
         evaluator=evaluator,
-        validation=open_dataset(context, chat, "validation"),
+        validation=validation,
         padding_id=chat.padding_id,
+        references=open_reference_cache(context, train, folder=folder, warn=warn),
+        validation_references=None
+        if validation is None
+        else open_reference_cache(context, validation, folder=folder, warn=warn),
     )
 
 
@@ -70,7 +95,7 @@ def open_chat(tokenizer: "PreTrainedTokenizerFast") -> ChatFormat:
         raise JobFailure(Reason.USER_ERROR, f"the model's tokenizer: {error}") from error
 
 
-def _open_rows(context: JobContext, chat: ChatFormat, recorder: Recorder) -> RowSource:
+def _open_rows(context: JobContext, chat: ChatFormat, recorder: Recorder) -> Dataset:
     dataset = open_dataset(context, chat, "train")
     if dataset is None:
         raise JobFailure(Reason.USER_ERROR, "`data` is needed: this algorithm trains on rows")
@@ -84,7 +109,7 @@ def _open_rows(context: JobContext, chat: ChatFormat, recorder: Recorder) -> Row
             "warning",
             {"message": message, "dropped": dataset.dropped, "truncated": dataset.truncated},
         )
-    return RowSource(context, chat, dataset)
+    return dataset
 
 
 def _open_episodes(

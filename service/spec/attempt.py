@@ -21,6 +21,7 @@ One job has one folder, on storage that service and workers both see:
         step-00000020/           published by one rename; manifest.json names step and attempt
         latest                   name of the newest published checkpoint, replaced atomically
       resume/step-00000020/      the checkpoint of another job that this one goes on from
+      reference/                 log-probs of the reference model, by row; may be deleted
       exports/step-00000450/     Hugging Face weights, published by one rename
 
 The driver is started as `python -m megatron_backend JOB_DIR --attempt N`.
