@@ -49,15 +49,16 @@ def returns_by_group(rollout: Rollout) -> list[Rewards]:
 def group_metrics(rollout: Rollout) -> dict[str, float]:
     """How many groups teach nothing.
 
-    `groups_unscored` is a count. `groups_without_spread` is a share of the others: groups whose
-    scored answers all have the same return. It is left out where there are none.
+    `groups_unscored` is a count of groups without any scored answer. `groups_flat_rate` is the
+    share of the others whose answers all have the same return, shaped as it is: their advantages
+    are 0. It is left out where there are none.
     """
     groups = returns_by_group(rollout)
     scored = [group for group in groups if any(value is not None for value in group)]
     metrics: dict[str, float] = {"groups_unscored": len(groups) - len(scored)}
     if scored:
         flat = sum(not has_spread(group) for group in scored)
-        metrics["groups_without_spread"] = flat / len(scored)
+        metrics["groups_flat_rate"] = flat / len(scored)
     return metrics
 
 

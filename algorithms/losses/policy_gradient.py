@@ -86,6 +86,18 @@ def weighted_log_prob_loss(
     )
 
 
+def reinforce_loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor) -> TokenLoss:
+    """-A log p, without a weight (Williams, 1992). The ratio is there to be watched only.
+
+    Args:
+        log_probs: [B, T] of the policy, with gradient; finite everywhere.
+        old_log_probs: [B, T] of the policy that sampled.
+        advantages: [B, T].
+    """
+    ratio = bounded_ratio(log_probs.detach() - old_log_probs)
+    return TokenLoss(loss=-advantages * log_probs, ratio=ratio, clipped=torch.zeros_like(ratio))
+
+
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
     """exp(log_ratio), which is kept from overflow."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()

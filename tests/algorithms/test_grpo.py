@@ -85,7 +85,7 @@ def test_a03_advantages_are_taken_group_by_group() -> None:
     credit = load_algorithm(GrpoSpec(group_size=2)).advantages(rollout)
     expected = torch.tensor([0.707107, -0.707107, 0.707107, -0.707107]).unsqueeze(1).expand(4, 3)
     torch.testing.assert_close(credit.advantages.float(), expected, atol=2e-6, rtol=0)
-    assert credit.metrics == {"groups_unscored": 0, "groups_without_spread": 0.0}
+    assert credit.metrics == {"groups_unscored": 0, "groups_flat_rate": 0.0}
 
 
 def test_rewards_of_several_turns_are_one_return() -> None:

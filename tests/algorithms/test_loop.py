@@ -433,7 +433,8 @@ def test_grpo_raises_the_reward(tmp_path: Path, chatml: PreTrainedTokenizerFast)
         *("episodes", "episodes_failed", "episodes_unscored", "reward_mean", "reward_std"),
         *("tool_rate", "malformed_tool_rate", "truncated_rate", "policy_tokens_mean"),
         *("unfinished_rate", "groups_drawn", "groups_without_spread", "groups_masked"),
-        *("groups_unscored", "batches_drawn", "pass_at_1", "pass_at_2", "pass_at_4"),
+        *("groups_unscored", "groups_flat_rate", "batches_drawn"),
+        *("pass_at_1", "pass_at_2", "pass_at_4"),
         "environment_letters",
         *(f"seconds_{p}" for p in ("rollout", "reward", "advantage", "update", "sync")),
     }

@@ -297,7 +297,7 @@ def test_a06_groups_that_teach_nothing_are_counted() -> None:
     for spec in (GrpoSpec(group_size=2), ReinforcePlusPlusSpec(group_size=2, baseline="group")):
         metrics = load_algorithm(spec).advantages(rollout).metrics
         assert metrics["groups_unscored"] == 1
-        assert metrics["groups_without_spread"] == pytest.approx(2 / 3)
+        assert metrics["groups_flat_rate"] == pytest.approx(2 / 3)
 
 
 @every

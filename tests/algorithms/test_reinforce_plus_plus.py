@@ -49,7 +49,7 @@ def test_a06_a_group_baseline_is_the_mean_of_what_was_scored() -> None:
     found = credit.advantages[[0, 2, 3, 4], 1]
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=0)
     assert credit.advantages[[1, 5]].tolist() == [[0.0, 0.0]] * 2
-    assert credit.metrics == {"groups_unscored": 0, "groups_without_spread": 0.0}
+    assert credit.metrics == {"groups_unscored": 0, "groups_flat_rate": 0.0}
 
 
 def test_without_a_baseline_a_group_is_not_centred() -> None:
