@@ -9,6 +9,8 @@ The point is estimated over the whole batch, by answers under prompts that are n
 4.2), before the batch is split. So it is the same for all ranks and micro-batches.
 """
 
+from hashlib import sha256
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ class Kto(Algorithm):
                 "training.global_batch_size: KTO needs 2 rows or more, for its reference point is "
                 "taken from answers under the prompts of other rows; it is 1",
             )
-        mismatched = mismatched_rows(batch)
+        mismatched = mismatched_rows(batch.rows(own_order(batch)))
         policy = workers.train.log_probs(mismatched)
         reference = workers.train.log_probs(mismatched, model="reference")
         point = reference_point(policy - reference, mismatched.loss_mask)
@@ -77,6 +79,20 @@ class Kto(Algorithm):
                 "entropy": masked_pair(said.entropy, mask),
             },
         )
+
+
+def own_order(batch: Batch) -> Tensor:
+    """[B]: the rows in the order of a hash of their tokens.
+
+    Which answer goes under which prompt is then a matter of the rows alone. Where it was one of
+    their places, the same rows in another order would have another reference point.
+    """
+    lengths = batch.lengths.tolist()
+    keys = [
+        sha256(row[:length].numpy().tobytes()).digest()
+        for row, length in zip(batch.tokens, lengths, strict=True)
+    ]
+    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
 
 
 def mismatched_rows(batch: Batch) -> Batch:

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.errors import JobFailure
-from algorithms.kto import Kto, mismatched_rows, reference_point
+from algorithms.kto import Kto, mismatched_rows, own_order, reference_point
 from algorithms.protocols import Checkpoints, Workers
 from service.spec import KtoSpec, Reason
 from tests.algorithms.answer_losses import answers, loss_of, means
@@ -208,8 +208,10 @@ def test_a22_the_reference_point_is_that_of_the_whole_batch_on_a_real_model() ->
 
     reference = tiny_model(100)
     log_ratios = []
-    for i, prompt in enumerate(prompts):
-        answer = written[i - 1]
+    order = own_order(batch).tolist()
+    assert sorted(order) == [0, 1, 2, 3]
+    for row, before in zip(order, order[-1:] + order[:-1], strict=True):
+        prompt, answer = prompts[row], written[before]
         ids = torch.tensor([prompt + answer])
         both = []
         for model in (policy.model, reference):
@@ -224,6 +226,15 @@ def test_a22_the_reference_point_is_that_of_the_whole_batch_on_a_real_model() ->
     assert points.shape == (4,)
     assert points.tolist() == pytest.approx([max(expected, 0.0)] * 4, abs=1e-4)
     assert policy.log == ["log_probs policy", "log_probs reference"]
+
+
+def test_which_answer_goes_under_which_prompt_does_not_depend_on_the_order_of_rows() -> None:
+    batch = _batch(([7, 3], [11, 12]), ([5], [13]), ([8, 2], [14]), ([6], [15, 1]), width=9)
+    pairs = []
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1, 0]):
+        rows = batch.rows(torch.tensor(order))
+        pairs.append(sorted(_rows(mismatched_rows(rows.rows(own_order(rows))))))
+    assert pairs == [pairs[0]] * 3
 
 
 def test_a22_a_batch_of_one_row_is_refused_and_names_the_field() -> None:
