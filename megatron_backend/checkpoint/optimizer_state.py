@@ -33,6 +33,16 @@ def whole_state(
         del optimizer.get_parameter_state_dp_zero  # the class has its own
 
 
+def start_moments(optimizer: DistributedOptimizer) -> None:
+    """Gives an optimizer that has taken no step yet the moments that its first one begins with.
+
+    They are 0. Adam makes them in its first step, and there may be none before a checkpoint: while
+    only a critic learns, or where the first steps were left out.
+    """
+    if not optimizer.optimizer.state:
+        optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
+
+
 class _Slices:
     """A buffer of which only the slices of whole parameters are ever asked for."""
 

@@ -6,7 +6,7 @@ own pieces together. Two things make that hold for the optimizer too. Its `fully
 undoes the flattening over data-parallel ranks before it writes, and both save and load must name
 it. And Adam's step count must be in its parameter groups, which are stored whole (`training.adam`).
 Where experts are spread over ranks Megatron gives them an optimizer of their own, and elsewhere
-not; what is stored knows nothing of that.
+not; what is stored knows nothing of that. A critic is stored beside the policy (`trained_state`).
 
 Generators are different: a rank's stream means something only to the same rank of the same layout.
 Each rank writes its own file, and reads it back if the layout is the one that wrote; under another
@@ -22,36 +22,26 @@ import dataclasses
 import io
 import json
 import pickle  # noqa: TID251 (the format's own index; what is read was hashed before)
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing import ShardedObject
 from megatron.core.dist_checkpointing.core import CheckpointingConfig
-from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
-from megatron.core.dist_checkpointing.strategies.torch import (
-    _replace_state_dict_keys_with_sharded_keys,
-)
 from megatron.core.dist_checkpointing.validation import StrictHandling
-from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
 from megatron_backend.checkpoint.contents import RANDOM, STATE
-from megatron_backend.checkpoint.local_plan import LocalPlan, State
-from megatron_backend.checkpoint.optimizer_state import whole_state
+from megatron_backend.checkpoint.local_plan import LocalPlan
 from megatron_backend.checkpoint.staging import DirectFiles, Files, StagedFiles, Written
 from megatron_backend.checkpoint.tensor_archive import write_tensor
+from megatron_backend.checkpoint.trained_state import Models, StateToLoad, state_to_write
 
 _TRACKED = "tracked."
-_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
-_EXPERTS = "is_expert_parallel"
 _BACKEND = CheckpointingConfig("torch_dist", 1)
 _ITEM_BYTES = 4096
 """More than what torch puts around a tensor in a file."""
@@ -65,20 +55,12 @@ class StateWriter:
         self._plan: LocalPlan | None = None
         self._written: tuple[SavePlan, bytes] | None = None  # the last one, and its `.metadata`
 
-    def begin(
-        self,
-        staged: Path,
-        chunks: Sequence[GPTModel],
-        optimizer: MegatronOptimizer,
-        *,
-        background: bool,
-    ) -> Written | None:
+    def begin(self, staged: Path, models: Models, *, background: bool) -> Written | None:
         """Writes this rank's part, or copies it and has it written while the caller goes on.
 
         Args:
             staged: holds the empty folders `STATE` and `RANDOM`.
-            chunks: this rank's part of the model.
-            optimizer: over its parameters; it must have taken a step.
+            models: this rank's part of what the job trains.
             background: copy now and write meanwhile; `result` then tells how that went.
 
         Returns:
@@ -86,11 +68,11 @@ class StateWriter:
         """
         if not background:
             files = DirectFiles(staged)
-            error = self._write(files, chunks, optimizer)
+            error = self._write(files, models)
             return Written(files=files.entries, error=error)
         if self._memory is None:
             self._memory = StagedFiles()
-        if error := self._write(self._memory, chunks, optimizer):
+        if error := self._write(self._memory, models):
             raise error
         self._memory.flush(staged)
         return None
@@ -115,12 +97,10 @@ class StateWriter:
             raise RuntimeError("this rank has copied no state yet")
         return self._memory
 
-    def _write(
-        self, files: Files, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer
-    ) -> OSError | None:
+    def _write(self, files: Files, models: Models) -> OSError | None:
         """Collective; an error of the storage is this rank's own, so the others are not left."""
         # Compares all ranks' names and shapes, which does not have to be done at each save.
-        state = _state_to_write(chunks, optimizer, compare=self._plan is None)
+        state = state_to_write(models, compare=self._plan is None)
         self._plan = LocalPlan(state) if self._plan is None else self._plan.for_state(state)
         plan = self._plan.plan
         rank, error = torch.distributed.get_rank(), None
@@ -173,105 +153,34 @@ class StateWriter:
         return written
 
 
-def save_state(staged: Path, chunks: Sequence[GPTModel], optimizer: MegatronOptimizer) -> Written:
+def save_state(staged: Path, models: Models) -> Written:
     """Writes this rank's part and waits for it; see `StateWriter.begin`."""
-    written = StateWriter().begin(staged, chunks, optimizer, background=False)
+    written = StateWriter().begin(staged, models, background=False)
     assert written is not None
     return written
 
 
-def load_state(
-    checkpoint: Path,
-    chunks: Sequence[GPTModel],
-    optimizer: MegatronOptimizer,
-    *,
-    same_layout: bool,
-) -> None:
+def load_state(checkpoint: Path, models: Models, *, same_layout: bool) -> None:
     """Restores this rank's part. Every rank must call it.
 
     Args:
         checkpoint: a published folder.
-        chunks: the model as built, under any layout.
-        optimizer: over this model's parameters.
+        models: as built, under any layout.
         same_layout: the checkpoint was written under this very layout.
 
     Raises:
-        megatron.core.dist_checkpointing.core.CheckpointingException: the checkpoint holds another
-            model or optimizer.
+        megatron.core.dist_checkpointing.core.CheckpointingException: the checkpoint holds other
+            models or optimizers.
     """
-    state: dict[str, Any] = _sharded_weights(chunks)
-    parts = _empty_parts(optimizer, state)
-    state["moments"] = [part["param_state"] for part in parts]
-    loaded = dist_checkpointing.load(
-        state, str(checkpoint / STATE), strict=StrictHandling.RAISE_ALL
+    wanted = StateToLoad(models)
+    wanted.put_back(
+        dist_checkpointing.load(
+            wanted.request, str(checkpoint / STATE), strict=StrictHandling.RAISE_ALL
+        )
     )
-    for index, chunk in enumerate(chunks):
-        chunk.load_state_dict(loaded[f"model{index}"])
-    restored = [
-        part | _for_any_part(loaded["optimizer"]) | {"param_state": moments}
-        for part, moments in zip(parts, loaded["moments"], strict=True)
-    ]
-    optimizer.load_state_dict(restored[0] if len(restored) == 1 else dict(enumerate(restored)))
     if same_layout:
         name = _random_name(torch.distributed.get_rank())
         _set_generators(safetensors.torch.load_file(checkpoint / RANDOM / name))
-
-
-def _sharded_weights(chunks: Sequence[GPTModel]) -> dict[str, Any]:
-    """Names in this dict do not reach the checkpoint; those of the whole model's tensors do."""
-    return {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(chunks)}
-
-
-def _state_to_write(
-    chunks: Sequence[GPTModel], optimizer: MegatronOptimizer, *, compare: bool
-) -> State:
-    """All that this rank is the one to write. Collective where `compare`, and in the optimizer."""
-    state: dict[str, Any] = _sharded_weights(chunks)
-    parts = optimizer.chained_optimizers
-    if len(parts) > 1:
-        optimizer._synchronize_steps()
-    state["moments"] = [whole_state(part, dict(state), dict(_FORMAT)) for part in parts]
-    state["optimizer"] = _optimizer_settings([part.state_dict() for part in parts])
-    state["content_metadata"] = dict(_FORMAT)
-    sharded, common = save_preprocess(state, validate_access_integrity=compare)
-    sharded["common_state"] = ShardedObject(
-        "common_state", common, (1,), (0,), replica_id=torch.distributed.get_rank()
-    )
-    named: State = _replace_state_dict_keys_with_sharded_keys(sharded, True)[0]
-    return named
-
-
-def _empty_parts(optimizer: MegatronOptimizer, weights: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each of Megatron's optimizers of this rank wants to have loaded."""
-    state = optimizer.sharded_state_dict(dict(weights), is_loading=True, metadata=dict(_FORMAT))
-    return [state] if "param_state" in state else [state[index] for index in sorted(state)]
-
-
-def _optimizer_settings(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Parameter groups (each has Adam's step count) and fp16's loss scale, of all parts together.
-
-    Whether a group is the experts' is left out: that is a matter of the layout.
-    """
-    groups: list[dict[str, Any]] = []
-    for part in parts:
-        for group in part["optimizer"]["param_groups"]:
-            stored = {key: value for key, value in group.items() if key != _EXPERTS}
-            if stored not in groups:
-                groups.append(stored)
-    settings: dict[str, Any] = {"optimizer": {"param_groups": groups}}
-    if "grad_scaler" in parts[0]:
-        settings["grad_scaler"] = parts[0]["grad_scaler"]
-    return settings
-
-
-def _for_any_part(settings: dict[str, Any]) -> dict[str, Any]:
-    """`_optimizer_settings` with groups for experts and for all else."""
-    groups = [
-        group | {_EXPERTS: experts}
-        for group in settings["optimizer"]["param_groups"]
-        for experts in (False, True)
-    ]
-    return settings | {"optimizer": {"param_groups": groups}}
 
 
 def _expected_bytes(plan: SavePlan) -> int:

@@ -40,13 +40,16 @@ class FrozenModels:
         return (group for group in (self._teacher, self._scorer) if group is not None)
 
     def check_tokens(self, ours: PreTrainedTokenizerFast) -> None:
-        """Refuses a model whose token ids mean something else than the trained one's.
+        """Refuses a model whose token ids mean something else than the trained one's, a critic's
+        start among them.
 
         Raises:
             JobFailure: USER_ERROR.
         """
-        for role in self._job.frozen_layouts:
-            folder = Path(self._job.context.other_models[role].tokenizer)
+        for role, model in self._job.context.other_models.items():
+            folder = Path(model.tokenizer)
+            if role == "critic" and not folder.is_dir():
+                continue  # it was compared when the job began; now its weights are in a checkpoint
             check_same_tokens(role, load_tokenizer(folder, of=MODEL_NAMES[role]), ours)
 
     def load(self) -> None:

@@ -11,7 +11,7 @@ from megatron_backend.driver.job import Job
 from megatron_backend.driver.outcome import reason_of
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.tokenizers import load_tokenizer
-from megatron_backend.workers.engines import RayGenerator, RayTrainEngine
+from megatron_backend.workers.engines import RayCritic, RayGenerator, RayTrainEngine
 from megatron_backend.workers.errors import RanksFailed
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
@@ -28,6 +28,7 @@ class JobRanks:
         frozen: the models that only read, on ranks of their own.
         tokenizer: of the model.
         train: the trained model; after `load_model`.
+        critic: on the same ranks, where the algorithm has one; after `load_model`.
         generator: the generation copies, where the job samples; after `load_model`.
     """
 
@@ -47,10 +48,14 @@ class JobRanks:
         )
         self.frozen = FrozenModels(job)
         self.train = RayTrainEngine(self.group, warn=self._warn)
+        self.critic = None
+        if spec.algorithm.critic is not None:
+            self.critic = RayCritic(self.group, warn=self._warn)
         self.tokenizer = load_tokenizer(Path(job.context.model.tokenizer))
         self.frozen.check_tokens(self.tokenizer)
         self.generator: RayGenerator | None = None
-        if spec.algorithm.online or spec.evaluation.items:
+        predicts = spec.algorithm.head == "vocabulary"
+        if predicts and (spec.algorithm.online or spec.evaluation.items):
             stops = {open_chat(self.tokenizer).end_of_turn_id, self.tokenizer.eos_token_id}
             self.generator = RayGenerator(
                 self.group,

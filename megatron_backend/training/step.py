@@ -87,6 +87,11 @@ class Trainer:
             if dtype == torch.float16:
                 chunk.config.grad_scale_func = _weakly(self.optimizer.scale_loss)
 
+    @property
+    def model(self) -> list[GPTModel]:
+        """This rank's chunks without their wrappers."""
+        return [chunk.module for chunk in self.chunks]
+
     def train_step(
         self,
         batch: Batch,

@@ -70,6 +70,44 @@ class RayTrainEngine:
         return max((found for found in differences if found is not None), default=None)
 
 
+class RayCritic:
+    """Implements `algorithms.protocols.Critic` on the ranks of the policy.
+
+    Args:
+        group: the ranks.
+        warn: is told of ranks that are slower than the others.
+    """
+
+    def __init__(self, group: WorkerGroup[RankWorker], *, warn: Callable[[str], None]) -> None:
+        self._group, self._warn = group, warn
+        self._stragglers = Stragglers()
+
+    def train_step(
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
+    ) -> StepResult:
+        """One optimizer step of the critic over the whole batch."""
+        shares = self._group.call(
+            RankWorker.train_critic,
+            batch,
+            normalizer,
+            learning_rate=learning_rate,
+            norm_limit=norm_limit,
+        )
+        for message in self._stragglers.see(self._group.own_seconds):
+            self._warn(f"training the critic, {message}")
+        return merge_step(self._group.layout, shares)
+
+    def values(self, batch: Batch) -> Tensor:
+        """[B, T] values before the batch's own tokens."""
+        pieces = self._group.call(RankWorker.values, batch)
+        return gather_rows(self._group.layout, pieces)
+
+
 class RayGenerator:
     """Implements `algorithms.protocols.Generator` on a group, after `open`.
 

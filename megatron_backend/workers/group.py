@@ -48,7 +48,7 @@ _PHASES = {
     "setup": ("prepare", "setup", "setup_generation", "load_state", "shutdown"),
     "step": (
         *("train_step", "log_probs", "evaluate_loss", "tied_difference", "logits"),
-        *("likeliest", "scores"),
+        *("train_critic", "values", "likeliest", "scores"),
     ),
     "generate": ("generate", "sync_weights"),
     "save": ("begin_save", "save_again", "save_result", "export_hf", "check_export"),

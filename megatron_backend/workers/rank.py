@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling
+from megatron_backend.checkpoint.contents import CRITIC
 from megatron_backend.models.tensors import SafetensorsFolder
 from megatron_backend.precision import torch_dtype
 from megatron_backend.runtime import distributed
@@ -49,6 +49,7 @@ class RankWorker:
         self.coordinates = layout.coordinates(rank)
         self.context: JobContext | None = None
         self._trainer: Trainer | None = None
+        self._critic: Trainer | None = None
         self._config: ModelConfig | None = None
         self._generation: GenerationRank | None = None
         self._saves: StateWriter | None = None
@@ -70,7 +71,14 @@ class RankWorker:
     @property
     def model(self) -> "list[GPTModel]":
         """This rank's part of the trained model: its chunks, see `models.build`."""
-        return [chunk.module for chunk in self.trainer.chunks]
+        return self.trainer.model
+
+    @property
+    def critic(self) -> "Trainer":
+        """The value model that is trained beside the policy, and its optimizer."""
+        if self._critic is None:
+            raise RuntimeError("this job has no critic: its algorithm needs none")
+        return self._critic
 
     @property
     def generation(self) -> "GenerationRank":
@@ -107,28 +115,11 @@ class RankWorker:
         distributed.initialize(
             self.layout, self.rank, address=address, port=port, seed=spec.training.seed
         )
-        from megatron_backend.training.step import Trainer
+        from megatron_backend.workers.trained import build_critic, build_trainer
 
         self.context = context
-        algorithm = load_algorithm(spec.algorithm)
-        model = self._build()
-        if fresh or spec.algorithm.keeps_reference:
-            self._load_start(model)
-        size = spec.training.micro_batch_size
-        self._trainer = Trainer(
-            model,
-            self._config,
-            self.layout,
-            loss=algorithm,
-            optimizer_spec=spec.optimizer,
-            dtype=self.dtype,
-            temperature=spec.rollout.temperature if spec.algorithm.online else 1.0,
-            micro_batch_size=None if size == "auto" else size,
-            micro_batch_tokens=spec.training.micro_batch_tokens,
-            packing=spec.training.packing,
-            fp8=spec.precision.fp8,
-            reference=self._copy(model) if spec.algorithm.keeps_reference else None,
-        )
+        self._trainer = build_trainer(context, self.layout, fresh=fresh)
+        self._critic = build_critic(context, self.layout, fresh=fresh)
 
     def train_step(
         self,
@@ -143,8 +134,25 @@ class RankWorker:
             batch, normalizer, learning_rate=learning_rate, norm_limit=norm_limit
         )
 
+    def train_critic(
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
+    ) -> StepShare:
+        """One optimizer step of the critic; see `Trainer.train_step`."""
+        return self.critic.train_step(
+            batch, normalizer, learning_rate=learning_rate, norm_limit=norm_limit
+        )
+
+    def values(self, batch: Batch) -> RowShare | None:
+        """The critic's values of this rank's rows; see `gather_rows`."""
+        return self.critic.values(batch)
+
     def tied_difference(self) -> float | None:
-        """See `training.tied`; the largest over this rank's slices."""
+        """See `training.tied`; the largest over this rank's slices. A critic has one embedding."""
         from megatron_backend.training.tied import tied_difference
 
         return tied_difference(self.model)
@@ -211,9 +219,7 @@ class RankWorker:
 
         if self._saves is None:
             self._saves = StateWriter()
-        return self._saves.begin(
-            Path(staged), self.model, self.trainer.optimizer, background=background
-        )
+        return self._saves.begin(Path(staged), self._trained, background=background)
 
     def save_again(self, staged: str) -> None:
         """See `checkpoint.torch_dist.StateWriter.again`."""
@@ -229,7 +235,7 @@ class RankWorker:
         """See `checkpoint.torch_dist.load_state`."""
         from megatron_backend.checkpoint.torch_dist import load_state
 
-        load_state(Path(checkpoint), self.model, self.trainer.optimizer, same_layout=same_layout)
+        load_state(Path(checkpoint), self._trained, same_layout=same_layout)
 
     def logits(self, tokens: Tensor) -> Tensor | None:
         """[B, T, V] on the first rank that has them, None on the others."""
@@ -247,33 +253,12 @@ class RankWorker:
         """Lets go of the model and leaves the process groups; `setup` may follow."""
         if self._saves is not None:
             self._saves.close()
-        self._trainer = self._generation = self._saves = None
+        self._trainer = self._critic = self._generation = self._saves = None
         gc.collect()
         distributed.shutdown()
 
-    def _load_start(self, model: "list[GPTModel]") -> None:
-        from megatron_backend.workers.weights import load_resolved
-
-        assert self.context is not None
-        seed = self.context.spec.training.seed
-        load_resolved(model, self.config, self.context.model, seed=seed, new_head=True)
-
-    def _build(self) -> "list[GPTModel]":
-        from megatron_backend.models.build import build_model
-
-        assert self.context is not None
-        return build_model(
-            self.config,
-            self.layout,
-            dtype=self.dtype,
-            max_length=self.context.spec.training.max_length,
-            recompute=self.context.spec.training.recompute,
-            fp8=self.context.spec.precision.fp8,
-            head=self.context.spec.algorithm.head,
-        )
-
-    def _copy(self, model: "list[GPTModel]") -> "list[GPTModel]":
-        copy = self._build()
-        for target, source in zip(copy, model, strict=True):
-            target.load_state_dict(source.state_dict())
-        return copy
+    @property
+    def _trained(self) -> "dict[str, Trainer]":
+        """What checkpoints hold, by the prefix of its names."""
+        critic = {} if self._critic is None else {CRITIC: self._critic}
+        return {"": self.trainer} | critic

@@ -139,12 +139,7 @@ def save_and_go_on(_rank: int, folder: Path) -> tuple[list[float], list[float], 
     trainer, resumed = trainer_with(spec, Layout()), trainer_with(spec, Layout())
     first, *rest = batches(3)
     steps(trainer, [first])
-    save_state(folder, [chunk.module for chunk in trainer.chunks], trainer.optimizer)
-    load_state(
-        folder,
-        [chunk.module for chunk in resumed.chunks],
-        resumed.optimizer,
-        same_layout=True,
-    )
+    save_state(folder, {"": trainer})
+    load_state(folder, {"": resumed}, same_layout=True)
     losses, again = steps(trainer, rest), steps(resumed, rest)
     return losses, again, _equal(memory(trainer), memory(resumed))

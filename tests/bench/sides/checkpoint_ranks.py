@@ -67,7 +67,6 @@ def save(
 
     trainer = build(layout, sizes)
     take_step(trainer)
-    chunks = [chunk.module for chunk in trainer.chunks]
     writer = StateWriter()
     times: dict[str, list[float]] = {"save": [], "stall": [], "background": []}
     for kind, background in (("save", False), ("stall", True)):
@@ -78,7 +77,7 @@ def save(
                     (staged / name).mkdir(parents=True)
             dist.barrier()
             start = time.perf_counter()
-            written = writer.begin(staged, chunks, trainer.optimizer, background=background)
+            written = writer.begin(staged, {"": trainer}, background=background)
             dist.barrier()
             times[kind].append(time.perf_counter() - start)
             if written is None:
@@ -100,11 +99,10 @@ def load(_rank: int, layout: Layout, sizes: dict[str, int], folder: Path) -> dic
     from megatron_backend.checkpoint.torch_dist import load_state
 
     trainer = build(layout, sizes)
-    chunks = [chunk.module for chunk in trainer.chunks]
     take_step(trainer)
     dist.barrier()
     start = time.perf_counter()
-    load_state(folder / LAST, chunks, trainer.optimizer, same_layout=False)
+    load_state(folder / LAST, {"": trainer}, same_layout=False)
     dist.barrier()
     return {"seconds": time.perf_counter() - start, "sums": _sums(trainer)}
 

@@ -46,11 +46,6 @@ def trainer(layout: Layout, name: str, *, dtype: torch.dtype = torch.float32) ->
     )
 
 
-def models(trained: Any) -> list[Any]:
-    """The chunks of this rank's part."""
-    return [chunk.module for chunk in trained.chunks]
-
-
 def take_steps(trained: Any, first: int, count: int) -> list[float]:
     """Losses of some steps, each on its own batch."""
     return [
@@ -67,7 +62,7 @@ def save_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
 
     trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
     take_steps(trained, 0, 3)
-    save_state(folder, models(trained), trained.optimizer)
+    save_state(folder, {"": trained})
     return take_steps(trained, 3, 5)
 
 
@@ -76,7 +71,7 @@ def load_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
     from megatron_backend.checkpoint.torch_dist import load_state
 
     trained = trainer(layout, "qwen2-tied", dtype=torch.bfloat16)
-    load_state(folder, models(trained), trained.optimizer, same_layout=False)
+    load_state(folder, {"": trained}, same_layout=False)
     return take_steps(trained, 3, 5)
 
 
@@ -86,7 +81,7 @@ def save(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list
 
     trained = trainer(layout, name)
     take_steps(trained, 0, 3)
-    save_state(folder, models(trained), trained.optimizer)
+    save_state(folder, {"": trained})
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
 
@@ -96,7 +91,7 @@ def load(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list
     from megatron_backend.checkpoint.torch_dist import load_state
 
     trained = trainer(layout, name)
-    load_state(folder, models(trained), trained.optimizer, same_layout=False)
+    load_state(folder, {"": trained}, same_layout=False)
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
 
@@ -156,17 +151,13 @@ def save_twice(
     writer = StateWriter()
     take_steps(trained, 0, 1)
     # The second save of a writer reuses the plan of its first.
-    assert (
-        writer.begin(copied / "first", models(trained), trained.optimizer, background=True) is None
-    )
+    assert writer.begin(copied / "first", {"": trained}, background=True) is None
     take_steps(trained, 1, 1)
     first = writer.result(wait=True)
     assert first is not None
     assert first.error is None
-    written = save_state(direct, models(trained), trained.optimizer)
-    assert (
-        writer.begin(copied / "second", models(trained), trained.optimizer, background=True) is None
-    )
+    written = save_state(direct, {"": trained})
+    assert writer.begin(copied / "second", {"": trained}, background=True) is None
     losses = take_steps(trained, 2, 2)
     second = writer.result(wait=True)
     assert second is not None
@@ -183,8 +174,8 @@ def load_and_save(
     from megatron_backend.checkpoint.torch_dist import load_state, save_state
 
     trained = wide_trainer(layout, name, sizes)
-    load_state(folder, models(trained), trained.optimizer, same_layout=False)
-    save_state(again, models(trained), trained.optimizer)
+    load_state(folder, {"": trained}, same_layout=False)
+    save_state(again, {"": trained})
     return take_steps(trained, 2, 2)
 
 
@@ -211,7 +202,7 @@ def load_weights_only(_rank: int, layout: Layout, name: str, checkpoint: Path, o
     from service.spec.model_config import ModelConfig
 
     trained = trainer(layout, name)
-    load_model_weights(models(trained), checkpoint)
+    load_model_weights(trained.model, checkpoint)
     export_hf([trained.chunks[0].module], ModelConfig.from_hf(CONFIGS[name]), layout, out)
     return float(trained.evaluate_loss(batch(3), Normalizer.of(batch(3))).loss)
 
@@ -231,10 +222,10 @@ def draws(rank: int, layout: Layout, folder: Path) -> list[list[float]]:
     take_steps(trained, 0, 1)
     torch.manual_seed(100 + rank)
     draw()
-    save_state(folder, models(trained), trained.optimizer)
+    save_state(folder, {"": trained})
     torch.distributed.barrier()  # rank 0 writes what all of them read
     after = draw()
     draw()
-    load_state(folder, models(trained), trained.optimizer, same_layout=True)
+    load_state(folder, {"": trained}, same_layout=True)
     again = draw()
     return [after, again]
