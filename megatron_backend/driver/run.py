@@ -100,16 +100,28 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
             job, fence, lambda message: recorder.record("warning", {"message": message})
         )
         job = keep_model_files(job)
-        set_environment(job.layout.world_size)
+        set_environment(job.processes)
         # Ray reads its settings when it is imported.
         from megatron_backend.driver.ranks import open_ranks
 
         with open_ranks(job, recorder) as ranks:
             stop.install()  # Ray has put its own handler there
             checkpoints = JobCheckpoints(job, start, ranks.group, recorder)
-            workers = Workers(train=ranks.train, generator=ranks.generator, checkpoints=checkpoints)
+            workers = Workers(
+                train=ranks.train,
+                generator=ranks.generator,
+                checkpoints=checkpoints,
+                critic=ranks.critic,
+                scorer=ranks.frozen.scorer,
+                teacher=ranks.frozen.teacher,
+            )
             training = loop.open_loop(
-                job.context, workers, ranks.tokenizer, recorder, stop=stop.failure
+                job.context,
+                workers,
+                ranks.tokenizer,
+                recorder,
+                stop=stop.failure,
+                folder=job.folder / "reference",
             )
             started = False
 

@@ -7,9 +7,8 @@ This module imports Megatron only inside `setup` and later, so that the driver c
 """
 
 import gc
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from algorithms.batch import Batch
 from megatron_backend.precision import torch_dtype
@@ -93,10 +92,12 @@ class FrozenRank:
         gc.collect()
         distributed.shutdown()
 
-    def _read(self, batch: Batch, read: Callable[..., Any]) -> list[RowShare] | None:
+    @property
+    def reader(self) -> "Reader":
+        """This rank's part of the model."""
         if self._reader is None:
             raise RuntimeError(f"rank {self.rank} has no model yet: call setup first")
-        return self._reader.read(batch, read)
+        return self._reader
 
 
 class TeacherRank(FrozenRank):
@@ -107,9 +108,10 @@ class TeacherRank(FrozenRank):
 
     def likeliest(self, batch: Batch, count: int) -> list[RowShare] | None:
         """This rank's rows of `algorithms.protocols.Teacher.likeliest`: ids, then log-probs."""
+        reader = self.reader
         from megatron_backend.training.forward import read_likeliest
 
-        return self._read(batch, partial(read_likeliest, count))
+        return reader.read(batch, partial(read_likeliest, count))
 
 
 class ScorerRank(FrozenRank):
@@ -120,6 +122,7 @@ class ScorerRank(FrozenRank):
 
     def scores(self, batch: Batch) -> list[RowShare] | None:
         """This rank's rows of `algorithms.protocols.Scorer.scores`, alone in a list."""
+        reader = self.reader
         from megatron_backend.training.values import read_values
 
-        return self._read(batch, lambda *arguments: (read_values(*arguments).scores,))
+        return reader.read(batch, lambda *arguments: (read_values(*arguments).scores,))
