@@ -34,7 +34,8 @@ def read_job_spec(body: bytes) -> JobSpec:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
         known = known_fields(_algorithm_of(body))
-        raise InvalidRequest([_readable(p) for p in from_pydantic(errors, known)]) from None
+        problems = [_readable(problem, known) for problem in from_pydantic(errors, known)]
+        raise InvalidRequest(problems) from None
     problems = find_repeated_keys(body)
     problems += [
         FieldProblem(field=path, message=message, fix="use plain JSON values")
@@ -56,7 +57,7 @@ def _algorithm_of(body: bytes) -> str | None:
     return name if isinstance(name, str) and name in algorithm_specs() else None
 
 
-def _readable(problem: FieldProblem) -> FieldProblem:
+def _readable(problem: FieldProblem, known: KnownFields) -> FieldProblem:
     """Gives the rules that our own models raise a field and a fix."""
     message = problem.message
     if message.startswith(("unknown algorithm", "give the algorithm's")):
@@ -65,15 +66,21 @@ def _readable(problem: FieldProblem) -> FieldProblem:
         return problem.model_copy(update={"fix": "write one of them and leave the others out"})
     if message.startswith("Invalid JSON"):
         return problem.model_copy(update={"fix": "send one JSON object, as docs/job-spec.md shows"})
+    field, fix = problem.field, problem.fix
     # A rule over several fields speaks of the first one that it names: "`data` is needed: ...".
-    quoted = message.split("`")
-    field = quoted[1] if not problem.field and len(quoted) > 2 else problem.field
-    fix = problem.fix
+    named = f"{field}.{_first_name(message)}".removeprefix(".")
+    if named in known.descriptions:
+        field, fix = named, known.descriptions[named]
     if " is needed" in message:
         fix = "add it"
     elif " has no use" in message:
         fix = "remove it"
     return problem.model_copy(update={"field": field, "fix": fix})
+
+
+def _first_name(message: str) -> str:
+    quoted = message.split("`")
+    return quoted[1] if len(quoted) > 2 else ""
 
 
 @cache

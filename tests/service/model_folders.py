@@ -38,3 +38,11 @@ def write_model(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     save_file({"w": numpy.zeros(2, dtype=numpy.float32)}, folder / "model.safetensors")
     return folder
+
+
+def write_reward_model(folder: Path, *, labels: int = 1, **changes: Any) -> Path:
+    """As transformers saves a model that gives a sequence so many numbers."""
+    names = {str(index): f"LABEL_{index}" for index in range(labels)}
+    return write_model(
+        folder, architectures=["Qwen2ForSequenceClassification"], id2label=names, **changes
+    )

@@ -47,6 +47,105 @@ def test_batches_that_divide_are_accepted(training: dict[str, Any], layout: Layo
     assert check_batch(spec(training=training, online=True), layout) == []
 
 
+PAIRS: dict[str, Any] = {"algorithm": {"type": "dpo"}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "training", "layout", "field", "says", "fix"),
+    [
+        (
+            {"algorithm": {"type": "grpo", "group_size": 4, "mini_batches": 5}},
+            {"global_batch_size": 24, "steps": 1},
+            Layout(),
+            "algorithm.mini_batches",
+            "24 rows are no multiple of the 5 optimizer steps",
+            "it can be 1, 2, 3, 4, 6, 8, 12, 24",
+        ),
+        (
+            {"algorithm": {"type": "grpo", "group_size": 4, "mini_batches": 4}},
+            {"global_batch_size": 24, "steps": 1},
+            Layout(dp=4),
+            "training.global_batch_size",
+            "6 sequences of each of 4 mini-batches do not divide over dp = 4",
+            "as 32",
+        ),
+        (
+            {"algorithm": {"type": "ppo", "mini_batches": 2}},
+            {"global_batch_size": 24, "steps": 1, "micro_batch_size": 8},
+            Layout(),
+            "training.global_batch_size",
+            "12 sequences of each of 2 mini-batches are no multiple of dp x micro_batch_size",
+            "as 32",
+        ),
+        (
+            PAIRS,
+            {"global_batch_size": 6},
+            Layout(dp=4),
+            "training.global_batch_size",
+            "6 pairs",
+            "8",
+        ),
+        (
+            PAIRS,
+            {"global_batch_size": 6, "micro_batch_size": 3},
+            Layout(),
+            "training.micro_batch_size",
+            "no whole number of pairs",
+            "as 4",
+        ),
+        (
+            PAIRS,
+            {"global_batch_size": 6, "micro_batch_size": 8},
+            Layout(),
+            "training.global_batch_size",
+            "1 x 8 / 2 = 4",
+            "as 8",
+        ),
+        (
+            {"algorithm": {"type": "kto"}},
+            {"global_batch_size": 1},
+            Layout(),
+            "training.global_batch_size",
+            "kto compares the rows of a batch, and needs at least 2",
+            "at least 2",
+        ),
+    ],
+)
+def test_a22_mini_batches_and_pairs_divide_and_kto_has_rows_to_compare(
+    parts: dict[str, Any],
+    training: dict[str, Any],
+    layout: Layout,
+    field: str,
+    says: str,
+    fix: str,
+) -> None:
+    online = "steps" in training
+    (problem,) = check_batch(spec(online=online, training=training, **parts), layout)
+    assert problem.field == field
+    assert says in problem.message
+    assert fix in str(problem.fix)
+
+
+@pytest.mark.parametrize(
+    ("parts", "training", "layout"),
+    [
+        (
+            {"algorithm": {"type": "grpo", "group_size": 4, "mini_batches": 3}},
+            {"global_batch_size": 24, "steps": 1, "micro_batch_size": 4},
+            Layout(dp=2),
+        ),
+        (PAIRS, {"global_batch_size": 6, "micro_batch_size": 4}, Layout(dp=3)),
+        (PAIRS, {"global_batch_size": 1}, Layout()),
+        ({"algorithm": {"type": "kto"}}, {"global_batch_size": 2}, Layout(dp=2)),
+    ],
+)
+def test_mini_batches_and_pairs_that_divide_are_accepted(
+    parts: dict[str, Any], training: dict[str, Any], layout: Layout
+) -> None:
+    online = "steps" in training
+    assert check_batch(spec(online=online, training=training, **parts), layout) == []
+
+
 def test_a_sequence_longer_than_the_model_is_refused() -> None:
     (problem,) = check_lengths(spec(training={"max_length": 513}), model())
     assert (problem.field, problem.fix) == ("training.max_length", "use at most 512")

@@ -17,6 +17,14 @@ GOOD: dict[str, Any] = {
 }
 
 
+REWARD_MODEL: dict[str, Any] = {
+    "name": "sample",
+    "model": {"path": "tiny"},
+    "algorithm": {"type": "reward_model"},
+    "data": {"train": "file-0123456789abcdef"},
+}
+
+
 def problems_of(body: bytes) -> list[FieldProblem]:
     with pytest.raises(InvalidRequest) as caught:
         read_job_spec(body)
@@ -58,6 +66,40 @@ def problems_of(body: bytes) -> list[FieldProblem]:
         ({"environment": {"id": "../../etc"}}, "environment.id", "pattern", "registry"),
         ({"resources": {"cluster": "../x"}}, "resources.cluster", "pattern", "launcher"),
         ({"model": {"from": "job:../x@latest"}}, "model.from", "pattern", "job:NAME_OR_ID"),
+        (
+            {"reward": {"environment_weight": 0}},
+            "reward.environment_weight",
+            "without `reward.model` nothing else is earned",
+            "Weight of the environment's reward",
+        ),
+        (
+            {
+                "algorithm": {"type": "dapo"},
+                "reward": {"environment_weight": 0, "model": {"source": {"path": "rm"}}},
+            },
+            "algorithm.dynamic_sampling",
+            "goes by the environment's reward",
+            "null trains on all",
+        ),
+        (
+            {"algorithm": {"type": "dr_grpo", "length_constant": None}},
+            "algorithm.length_constant",
+            "is needed",
+            "add it",
+        ),
+        (
+            {"algorithm": {"type": "rloo", "loss_aggregation": "token-mean"}},
+            "algorithm.loss_aggregation",
+            "must be seq-mean-token-sum",
+            "one number",
+        ),
+        (
+            {"algorithm": {"type": "grpo", "overlong": {"max_tokens": 5, "buffer_tokens": 8}}},
+            "algorithm.overlong.buffer_tokens",
+            "at most `max_tokens`",
+            "grows from 0",
+        ),
+        ({"algorithm": {"type": "distillation"}}, "algorithm.teacher_model", "needed", "add it"),
     ],
 )
 def test_each_fault_names_its_field_and_what_would_be_right(
@@ -116,3 +158,12 @@ def test_every_field_of_the_job_spec_has_a_description() -> None:
     known = known_fields()
     assert len(known.descriptions) > 50
     assert [path for path, text in known.descriptions.items() if not text] == []
+
+
+def test_a_reward_model_is_not_evaluated_in_an_environment() -> None:
+    held_out = {"items": 4, "environment": {"id": "tools/calculator"}}
+    document = json.dumps(REWARD_MODEL | {"evaluation": held_out})
+    (problem,) = problems_of(document.encode())
+    assert problem.field == "evaluation.items"
+    assert "writes no answers" in problem.message
+    assert read_job_spec(json.dumps(REWARD_MODEL).encode()).algorithm.head == "value"

@@ -83,6 +83,29 @@ def test_layouts_that_no_ranks_can_have_are_refused(
     assert_problem(problem, field, says, fix)
 
 
+FROZEN: dict[str, Any] = {"model": {"source": {"path": "rm"}, "layout": {"tp": 2, "dp": 2}}}
+
+
+def test_frozen_models_have_gpus_of_their_own() -> None:
+    def resolved(gpus: int, **parallel: Any) -> tuple[Layout | None, list[FieldProblem]]:
+        resources = {"gpus_per_node": gpus}
+        return resolve_layout(
+            spec(online=True, reward=FROZEN, parallel=parallel, resources=resources)
+        )
+
+    assert resolved(8) == (Layout(dp=4), [])
+    assert resolved(8, tp=2, dp=2) == (Layout(tp=2, dp=2), [])
+    _, (problem,) = resolved(4)
+    assert problem.field == "resources.gpus_per_node"
+    assert "of 1 x 4 GPUs none is left to train on: `reward.model` takes 4" in problem.message
+    _, (problem,) = resolved(6, tp=4)
+    assert "1 x 6 less the 4 of `reward.model` = 2 GPUs" in problem.message
+    _, (problem,) = resolved(8, dp=8)
+    assert problem.fix == "set dp to 4 or auto"
+    # On the CPU any number of ranks shares the machine.
+    assert resolve_layout(spec(online=True, reward=FROZEN, parallel={"dp": 3}))[0] == Layout(dp=3)
+
+
 @pytest.mark.parametrize(
     ("layout", "config", "field", "says", "fix"),
     [
