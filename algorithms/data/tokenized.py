@@ -23,8 +23,8 @@ from service.spec.rows import (
     RowFile,
     Text,
     VerifiablePrompt,
-    check_kind,
-    parse_row,
+    check_format,
+    format_of,
 )
 
 ROWS_AT_ONCE = 1000
@@ -95,8 +95,9 @@ def _split(raw: RawRow, chat: ChatFormat, rules: Rules) -> _Split | TokenizedRow
     if isinstance(raw.fields, RowFault):
         return TokenizedRow(place=raw.place, result=raw.fields)
     try:
-        check_kind(raw.fields, rules.kind)
-        row = parse_row(raw.fields)
+        found = format_of(raw.fields)
+        check_format(found, rules.kind)
+        row = found.parse(raw.fields)
         if isinstance(row, VerifiablePrompt):
             raise RowFault("the row has no answer to train on")
         parts = [_parts(text, chat, rules.strings) for text in _texts(row)]

@@ -14,8 +14,8 @@ from service.api.paging import After, Limit, read_page
 from service.api.problems import Refusal, not_found
 from service.api.resources import FileResource, Listing
 from service.api.views import file_resource
-from service.files.jsonl import MAX_LISTED, check_chat_rows
 from service.files.multipart import MalformedUpload, UploadForm, read_form
+from service.files.rows import MAX_LISTED, check_rows
 from service.files.storage import IncomingFile, UploadTooLarge, receive
 from service.jobs import ApiKey, File, new_file_id
 from service.store import NotFound
@@ -25,7 +25,7 @@ from service.validation.problems import FieldProblem, InvalidRequest, quote
 router = APIRouter(prefix="/v1", tags=["files"])
 
 PURPOSES = {
-    TRAINING_PURPOSE: "JSONL rows with `messages`; each line is checked",
+    TRAINING_PURPOSE: "rows to train on, as JSONL, a JSON array or Parquet; each is checked",
     "user_data": "anything; stored as it is",
 }
 MAX_NAME_CHARACTERS = 255
@@ -57,7 +57,7 @@ _BODY = {
 
 @router.post("/files", status_code=201, openapi_extra=_BODY)
 async def upload_file(request: Request, service: Service, caller: Caller) -> FileResource:
-    """Stores a file under a new id, or refuses it with the first 20 bad lines and keeps nothing."""
+    """Stores a file under a new id, or refuses it with the first 20 bad rows and keeps nothing."""
     limit = service.settings.max_upload_bytes
     try:
         with receive(service.settings.files_dir, limit=limit) as incoming:
@@ -102,13 +102,13 @@ def _keep(
 
 
 def _check_rows(service: ServiceContext, incoming: IncomingFile) -> int:
-    report = check_chat_rows(incoming.path, max_line_bytes=service.settings.max_line_bytes)
+    report = check_rows(incoming.path, max_row_bytes=service.settings.max_line_bytes)
     if not report.problems:
         return report.rows
     problems = list(report.problems)
     if report.bad_rows > MAX_LISTED:
         rest = FieldProblem(
-            field="file", message=f"{report.bad_rows - MAX_LISTED} more lines are bad"
+            field="file", message=f"{report.bad_rows - MAX_LISTED} more rows are bad"
         )
         problems.append(rest)
     raise InvalidRequest(problems)

@@ -85,6 +85,7 @@ class Validator:
         launchers: Mapping[str, Launcher],
     ) -> None:
         self._files_dir: Path = settings.files_dir
+        self._data_roots = settings.all_data_roots
         self._store = store
         self._catalogue = catalogue
         self._launchers = launchers
@@ -129,7 +130,13 @@ class Validator:
             problems += check_rollout_world(spec.rollout.layout.tp, layout.world_size)
         files: dict[str, str] = {}
         if spec.data is not None:
-            files, found = find_files(spec.data, self._store, self._files_dir)
+            files, found = find_files(
+                spec.data,
+                spec.algorithm.rows,
+                store=self._store,
+                root=self._files_dir,
+                data_roots=self._data_roots,
+            )
             problems += found
         pinned, found = self._pin_environments(spec)
         problems += found

@@ -5,7 +5,7 @@ Service and workers read files with this one code, so that what an upload accept
 
 from service.spec.rows.faults import RowFault
 from service.spec.rows.formats import FORMATS, Format, format_of, parse_row
-from service.spec.rows.kinds import check_kind
+from service.spec.rows.kinds import check_format
 from service.spec.rows.reading import FileFault, RawRow, RowError, RowFile
 from service.spec.rows.shapes import (
     Conversation,
@@ -35,7 +35,7 @@ __all__ = [
     "RowFile",
     "Text",
     "VerifiablePrompt",
-    "check_kind",
+    "check_format",
     "format_of",
     "kind_of_row",
     "parse_row",

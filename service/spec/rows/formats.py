@@ -79,8 +79,7 @@ def format_of(row: Fields) -> Format:
         )
     seen = _names([name for name, value in row.items() if value is not None])
     raise RowFault(
-        f"no known format has the row's fields ({seen or 'it has none'})" + _nearest(present),
-        "use one of: " + "; ".join(_names(one.fields) for one in FORMATS),
+        f"no known format has the row's fields ({seen or 'it has none'})", _nearest(present)
     )
 
 
@@ -99,13 +98,13 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _nearest(present: set[str]) -> str:
-    """What is missing from the format that the row comes nearest to, where it begins one."""
+    """What would be right: the rest of a format that the row begins, else all there are."""
     begun = [one for one in FORMATS if one.needs & present]
     if not begun:
-        return ""
+        return "use one of: " + "; ".join(_names(one.fields) for one in FORMATS)
     nearest = min(begun, key=lambda one: (len(one.needs - present), -len(one.needs & present)))
     lacking = [name for name in nearest.fields if name not in present]
-    return f"; for {nearest.name} it lacks {_names(lacking)}"
+    return f"for {nearest.name} it lacks {_names(lacking)}"
 
 
 # The parts that formats are made of. A prompt comes from one of five places.

@@ -2,7 +2,7 @@
 
 from service.spec.algorithm import RowKind
 from service.spec.rows.faults import RowFault
-from service.spec.rows.formats import format_of
+from service.spec.rows.formats import Format
 from service.spec.rows.shapes import Kind
 
 _SAYS: dict[Kind, str] = {
@@ -19,16 +19,15 @@ _TAKES: dict[Kind, str] = {
 }
 
 
-def check_kind(fields: dict[str, object], wanted: RowKind) -> None:
-    """Whether a row is of the kind that an algorithm takes.
+def check_format(found: Format, wanted: RowKind) -> None:
+    """Whether rows of a format are what an algorithm takes.
 
     Nothing is turned into another kind: to train on the better answers of pairs, or on the good
     ones of labelled answers, is the user's to decide, by a file of its own.
 
     Raises:
-        RowFault: it is of another kind, or of no known format.
+        RowFault: they are of another kind.
     """
-    found = format_of(fields)
     if found.kind != wanted:
         raise RowFault(
             f"the row is {_SAYS[found.kind]} ({found.name}), but the algorithm trains on rows "

@@ -14,6 +14,8 @@ from service.spec.rows.faults import RowFault
 
 MAGIC = b"PAR1"
 ROWS_AT_ONCE = 256
+MAX_GROUP_BYTES = 2 * 2**30
+"""Largest row group, unpacked: it bounds what reading one may take."""
 
 
 def rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | RowFault]]:
@@ -28,13 +30,20 @@ def rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | RowFault]]:
     number = 0
     try:
         table = reader.ParquetFile(file, pre_buffer=False)
+        _check_groups(table.metadata)
         for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
                 yield number, _plain(row)
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, ValueError) as error:
         fault = RowFault(f"the Parquet file cannot be read on: {error}", "write it again")
         yield number + 1, fault
+
+
+def _check_groups(metadata: Any) -> None:
+    sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+    if any(size > MAX_GROUP_BYTES for size in sizes):
+        raise ValueError(f"a row group has more than {MAX_GROUP_BYTES} bytes; write smaller groups")
 
 
 def _plain(value: Any) -> Any:

@@ -91,7 +91,7 @@ def test_b11_a_refused_file_leaves_nothing(service: RunningService) -> None:
 def test_b11_30_bad_lines_list_20_and_count_the_rest(service: RunningService) -> None:
     _, problem = raw_upload(service, b"rows.jsonl", b"{}\n" * 30)
     assert len(problem["errors"]) == 21
-    assert problem["errors"][-1]["message"] == "10 more lines are bad"
+    assert problem["errors"][-1]["message"] == "10 more rows are bad"
 
 
 def test_an_uploaded_file_is_shown_alike_everywhere(service: RunningService) -> None:

@@ -1,11 +1,11 @@
-"""Cases B07 and B11: rows are checked line by line, and a line ends at the byte `\\n` only."""
+"""Cases B07 and B11: each row of an upload is checked, and a line ends at the byte `\\n` only."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from service.files.jsonl import Report, check_chat_rows
+from service.files.rows import Report, check_rows
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 
@@ -13,7 +13,7 @@ GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
 def check(tmp_path: Path, content: bytes | str, max_line_bytes: int = 1000) -> Report:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return check_chat_rows(path, max_line_bytes=max_line_bytes)
+    return check_rows(path, max_row_bytes=max_line_bytes)
 
 
 def row(content: str) -> str:
@@ -79,7 +79,9 @@ def test_b11_a_cut_last_line_is_refused_with_its_number(tmp_path: Path) -> None:
     [
         ('{"messages": "text"}', "`messages` is a string, not a list"),
         ('{"messages": []}', "`messages` is empty"),
-        ('{"prompt": "a"}', "no `messages`"),
+        ('{"prompt": "a"}', "no known format has the row's fields (`prompt`)"),
+        ('{"text": "a"}', "no known format has the row's fields (`text`)"),
+        ('{"chosen": "a", "rejected": "b", "prompt": "c"}', "another kind"),
         ("[1]", "a list, not an object"),
         ("", "blank"),
         ('{"messages": [1]}', "`messages[0]` is a number"),
