@@ -29,13 +29,13 @@ from algorithms.protocols import Completion, Sampling, StepResult
 from algorithms.seeds import derive_seed
 
 
-def tiny_model(vocabulary: int, seed: int = 0) -> Qwen2ForCausalLM:
+def tiny_model(vocabulary: int, seed: int = 0, *, layers: int = 1) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=1024,
