@@ -94,7 +94,7 @@ def test_a_rank_without_rows_takes_part(ranks: Ranks) -> None:
 def test_a_step_that_is_not_finite_is_not_taken(ranks: Ranks, layout: Layout) -> None:
     """The third step equals the one that follows the first directly."""
     good, spec = random_batch(), ALGORITHMS["grpo"]
-    bad = dataclasses.replace(good, per_sequence={"advantages": torch.full((6,), torch.inf)})
+    bad = good.with_per_token(advantages=torch.full_like(good.loss_mask, torch.inf))
     first, skipped, third = steps(ranks, "qwen2-tied", layout, spec, [good, bad, good])
     assert first.finite
     assert not skipped.finite
