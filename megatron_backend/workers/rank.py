@@ -163,6 +163,10 @@ class RankWorker:
         """Log-probs of this rank's rows; see `gather_rows`."""
         return self.trainer.log_probs(batch, model=model)
 
+    def scores(self, batch: Batch) -> RowShare | None:
+        """[rows, 1] scores of this rank's rows, by a trained reward model; see `gather_rows`."""
+        return self.trainer.scores(batch)
+
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepShare:
         """The loss of the whole batch without gradient."""
         return self.trainer.evaluate_loss(batch, normalizer)

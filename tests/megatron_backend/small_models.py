@@ -120,6 +120,7 @@ def save_random(
     *,
     seed: int = 1,
     max_shard_size: str | int = "5GB",
+    kind: Any = transformers.AutoModelForCausalLM,
     **changes: Any,
 ) -> transformers.PreTrainedModel:
     """A random model of transformers' own, in eval mode, and its files in `folder`.
@@ -128,7 +129,7 @@ def save_random(
     """
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(**(CONFIGS[name] | changes))
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = kind.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -9,7 +9,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt
-from megatron_backend.driver.export import TOLERANCE, compare, sweep
+from megatron_backend.driver.export import (
+    SCORE_TOLERANCE,
+    SCORED_ROWS,
+    TOLERANCE,
+    compare,
+    compare_scores,
+    probe_tokens,
+    sweep,
+)
 from megatron_backend.models.tensors import SafetensorsFolder
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
@@ -60,6 +68,41 @@ def test_single_logits_and_single_tokens_do_not_decide_but_are_told(tmp_path: Pa
     assert difference.relative < TOLERANCE["fp32"]
     logits[:, :, 3] = torch.nan
     assert math.isnan(compare(tmp_path, probe(), logits).relative)
+
+
+@pytest.mark.parametrize(
+    ("initializer_range", "wrong"),
+    [(0.2, "model.layers.1.mlp.down_proj.weight"), (0.02, "model.norm.weight")],
+)
+def test_scores_of_a_reward_model_are_compared_in_their_own_size(
+    tmp_path: Path, initializer_range: float, wrong: str
+) -> None:
+    model = save_random(
+        "qwen2",
+        tmp_path / "fp32",
+        kind=transformers.AutoModelForSequenceClassification,
+        num_labels=1,
+        initializer_range=initializer_range,
+    )
+    tokens = torch.randint(101, (SCORED_ROWS, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        rows = [model(row[None]).logits[0] for row in tokens]
+    scores = torch.cat(rows)
+    assert compare_scores(tmp_path / "fp32", tokens, scores).relative < SCORE_TOLERANCE["fp32"] / 2
+    model.bfloat16().save_pretrained(tmp_path / "bf16")
+    rounded = compare_scores(tmp_path / "bf16", tokens, scores).relative
+    assert SCORE_TOLERANCE["fp32"] < rounded < SCORE_TOLERANCE["bf16"] / 2
+    for folder, dtype in (("fp32", "fp32"), ("bf16", "bf16")):
+        spoil(tmp_path / folder, wrong)
+        wrongly = compare_scores(tmp_path / folder, tokens, scores)
+        assert wrongly.relative > 2 * SCORE_TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("padding", [None, 0, 7, 14])
+def test_a_probe_has_no_padding_token(padding: int | None) -> None:
+    """transformers reads a score at the last token that is none."""
+    tokens = probe_tokens(15, padding, rows=200, length=8, seed=1)
+    assert set(tokens.flatten().tolist()) == set(range(15)) - {padding}
 
 
 def check_after_change(_rank: int, folder: Path, layout: Layout, change: bool) -> str | None:
