@@ -44,9 +44,7 @@ class Everything(Algorithm):
         return LossOutput(loss=loss / normalizer.tokens, sums={})
 
 
-def weighed(
-    log_probs: Tensor, entropy: Tensor, candidate_log_probs: Tensor, batch: Batch
-) -> Tensor:
+def weighed(log_probs: Tensor, entropy: Tensor, candidates: Tensor, batch: Batch) -> Tensor:
     """Each trained token's own weight for each of its values."""
     weights = batch.per_token["advantages"], batch.per_token["old_log_probs"]
     total = log_probs * weights[0] + entropy * weights[1]
