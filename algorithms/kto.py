@@ -6,7 +6,7 @@ is beta times its log-ratio; a good answer is worth more the further it is above
 one the further it is below. No pairs are needed.
 
 The point is estimated over the whole batch, by answers under prompts that are not theirs (section
-4.2), before the batch is split. So it is the same for all ranks and micro-batches.
+4), before the batch is split. So it is the same for all ranks and micro-batches.
 """
 
 from hashlib import sha256
@@ -48,7 +48,7 @@ class Kto(Algorithm):
         return batch.with_per_sequence(reference_point=point.float().expand(len(batch)).clone())
 
     def loss(self, outputs: Outputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
-        """The loss of each answer by its label, a mean over answers (eq. 8).
+        """The loss of each answer by its label, a mean over answers (section 4).
 
         `batch` has `reference_log_probs`, and for each row `desirable` and `reference_point`.
         """

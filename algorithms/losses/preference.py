@@ -132,7 +132,7 @@ def kto_loss(
     desirable_weight: float,
     undesirable_weight: float,
 ) -> Tensor:
-    """KTO (arXiv 2402.01306, eq. 8), the weight less the value of each answer:
+    """KTO (arXiv 2402.01306, section 4), the weight less the value of each answer:
 
         desirable:    w_d (1 - sigmoid(r - z))
         undesirable:  w_u (1 - sigmoid(z - r))

@@ -74,6 +74,14 @@ def test_the_gradient_is_the_one_derived_by_hand() -> None:
     torch.testing.assert_close(log_probs.grad, expected, rtol=1e-12, atol=1e-15)
 
 
+def test_labels_may_be_booleans() -> None:
+    """As rows of a file have them."""
+    batch, log_probs = label_fixture()
+    labels = torch.tensor(DESIRABLE) > 0
+    output = loss_of(KtoSpec(), batch.with_per_sequence(desirable=labels), log_probs)
+    assert float(output.loss.detach()) == pytest.approx(0.511528, abs=6e-8)
+
+
 def test_metrics_of_a_batch_worked_out_by_hand() -> None:
     batch, policy = answers([-1.0, -1.0], [-4.0], [-6.0], [-9.0])
     batch.loss_mask[3] = 0.0
