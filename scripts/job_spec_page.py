@@ -5,6 +5,7 @@
 
 import json
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,11 @@ training: {steps: 100}
 - `precision` goes with the GPUs: a job that samples on them needs bf16, a recipe of FP8 needs cards
   and matrices that can do it. On the CPU FP8 is emulated.
 - `training.global_batch_size` is a multiple of dp, of dp x micro_batch_size where that is a number,
-  and, for online algorithms, of the group size.
+  of the group size for online algorithms, and of `mini_batches`. Preferences are pairs that stay
+  together: it counts pairs, and `training.micro_batch_size` their sequences.
+- Other models (`algorithm.value_model`, `algorithm.teacher_model`, `reward.model`) are looked up as
+  `model` is, and `resolved_spec` holds what `latest` meant. A critic has the policy's architecture;
+  a teacher has its vocabulary; a reward model has a value head, and a policy none.
 - `training.max_length` is at most the model's max_position_embeddings, and
   `rollout.max_new_tokens` leaves room in it for the question.
 - Models are of one of the [families](models.md) that are supported, with safetensors, a fast
@@ -71,30 +76,50 @@ training: {steps: 100}
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
-    parts += _section("", JobSpec)
+    seen: dict[type[BaseModel], str] = {}
+    parts += _section("", JobSpec, seen)
     for name, spec in algorithm_specs().items():
         parts.append(f"### algorithm: {name}\n\n{spec.summary}.\n")
         parts.append(_table(spec))
+    parts_of_algorithms = {
+        (f"algorithm.{field}", inner)
+        for spec in algorithm_specs().values()
+        for field, info in spec.model_fields.items()
+        for inner in _models_in(info.annotation)
+    }
+    for path, model in sorted(parts_of_algorithms, key=lambda part: (part[0], part[1].__name__)):
+        parts += _section(path, model, seen)
     return "\n".join(parts)
 
 
-def _section(path: str, model: type[BaseModel]) -> Iterator[str]:
+def _section(path: str, model: type[BaseModel], seen: dict[type[BaseModel], str]) -> Iterator[str]:
+    """A model's table, and those of what it holds; one that was shown before is named."""
     title = path or "The document"
+    if model in seen:
+        yield f"### {title}\n\nAs `{seen[model]}`.\n"
+        return
+    seen[model] = path
     text = " ".join((model.__doc__ or "").split())
-    yield f"### {title}\n\n{text}\n"
+    kind = _kind(model)
+    yield f"### {title}{f' (type {kind})' if kind else ''}\n\n{text}\n"
     yield _table(model)
     for name, info in model.model_fields.items():
-        inner = _model_in(info.annotation)
-        if inner is not None and name != "algorithm":
-            yield from _section(f"{path}.{name}" if path else name, inner)
+        alias = info.alias or name
+        if alias != "algorithm":
+            for inner in _models_in(info.annotation):
+                yield from _section(f"{path}.{alias}" if path else alias, inner, seen)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    for candidate in candidates:
+def _kind(model: type[BaseModel]) -> str | None:
+    """The `type` that tells a model from others in its place."""
+    field = model.model_fields.get("type")
+    return field.default if field is not None and isinstance(field.default, str) else None
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    for candidate in (annotation, *typing.get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+            yield candidate
 
 
 def _table(model: type[BaseModel]) -> str:

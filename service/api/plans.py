@@ -8,13 +8,16 @@ from fastapi import APIRouter, Query, Request
 
 from service.api.context import Caller, Service
 from service.api.jobs import JOB_BODY, accept_job, read_job
-from service.api.resources import Plan, Proposal, RankMemory
+from service.api.resources import FrozenGroup, FrozenRankMemory, Plan, Proposal, RankMemory
 from service.api.views import layout_resource
-from service.spec import JobSpec
+from service.spec import JobSpec, Role
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padded_vocab_size, padding_factor
 from service.validation import planner
-from service.validation.memory import estimate
+from service.validation.activations import micro_batches
+from service.validation.memory import estimate, estimate_frozen
+from service.validation.other_models import ROLE_NAMES, head_of
+from service.validation.parameters import model_parameters
 from service.validation.planner import GIB, Machines, propose
 from service.validation.problems import FieldProblem, InvalidRequest
 from service.validation.submit import AcceptedJob
@@ -77,19 +80,48 @@ def _plan(accepted: AcceptedJob, machines: Machines | None) -> Plan:
     proposals, notes = None, list(accepted.notes)
     if machines is not None:
         proposals, missing = _proposals(spec, model, machines)
-        notes += missing
+        notes += missing + _too_large(accepted, machines)
     return Plan(
         spec=spec,
         layout=layout_resource(layout),
         micro_batch_size=micro,
-        micro_batches=training.global_batch_size // (layout.dp * micro) if micro else None,
-        parameters=model.parameters,
+        micro_batches=micro_batches(spec, layout),
+        parameters=model_parameters(model, spec.algorithm.head),
+        groups=[_group(accepted, role) for role in spec.frozen_models],
         memory_per_rank=[RankMemory(**asdict(stage)) for stage in estimate(spec, model, layout)],
         padded_vocabulary=padded_vocab_size(model.vocab_size, tp=layout.tp),
         padding_factor=padding_factor(layout, fp8=spec.precision.fp8),
         notes=notes,
         proposals=proposals,
     )
+
+
+def _group(accepted: AcceptedJob, role: Role) -> FrozenGroup:
+    """A teacher or a reward model as it would be loaded."""
+    _, frozen = accepted.spec.frozen_models[role]
+    config, head = accepted.others[role].config, head_of(role)
+    stages = estimate_frozen(accepted.spec, config, frozen.layout, head=head)
+    return FrozenGroup(
+        role=role,
+        layout=frozen.layout,
+        world_size=frozen.layout.ranks,
+        parameters=model_parameters(config, head),
+        memory_per_rank=[FrozenRankMemory(**asdict(stage), total=stage.total) for stage in stages],
+    )
+
+
+def _too_large(accepted: AcceptedJob, machines: Machines) -> list[str]:
+    """Of each frozen model that fits into no GPU in its layout."""
+    notes = []
+    for role, (field, _) in accepted.spec.frozen_models.items():
+        most = max(stage.total for stage in _group(accepted, role).memory_per_rank)
+        if most > machines.usable_bytes:
+            needs = (most / planner.USABLE + planner.RESERVED) / GIB
+            notes.append(
+                f"the {ROLE_NAMES[role]} needs {needs:.1f} GiB on each of its GPUs; raise tp or pp "
+                f"in {field}.layout"
+            )
+    return notes
 
 
 def _proposals(

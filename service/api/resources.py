@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from service.jobs import AttemptState, JobState
-from service.spec import JobSpec, Reason
+from service.spec import FrozenLayout, JobSpec, Reason, Role
+from service.spec.algorithm import Head, RowKind
 
 
 class Resource(BaseModel):
@@ -204,7 +205,9 @@ class RankMemory(Resource):
     rollout_weights: int
     """The sampling copy."""
     reference_weights: int
-    """The model that a KL term compares with."""
+    """The model as the job started, which a KL term or a preference compares with."""
+    critic: int
+    """Weights, gradients and optimizer state of the critic."""
     activations: int
     """What the forward passes of a step leave for its backward passes, at their worst moment."""
     logits: int
@@ -213,6 +216,34 @@ class RankMemory(Resource):
     """Keys and values of all sequences that the rank samples, at full length."""
     total: int
     """At the worst moment; without the context and workspaces of libraries."""
+
+
+class FrozenRankMemory(Resource):
+    """Bytes that one rank of a model takes that only reads, by formula."""
+
+    pp_rank: int
+    parameters: int
+    """How many parameters it holds."""
+    weights: int
+    activations: int
+    """Of one forward pass."""
+    logits: int
+    """Chunks of logits; none for a reward model."""
+    total: int
+    """At the worst moment; without the context and workspaces of libraries."""
+
+
+class FrozenGroup(Resource):
+    """The ranks of a teacher or a reward model, beside those of training."""
+
+    role: Role
+    layout: FrozenLayout
+    world_size: int
+    """Number of ranks, tp x pp x dp; each takes a GPU where the job uses GPUs."""
+    parameters: int
+    """Parameters of the model."""
+    memory_per_rank: list[FrozenRankMemory]
+    """One rank of each pipeline stage, first to last."""
 
 
 class Proposal(Resource):
@@ -244,6 +275,8 @@ class Plan(Resource):
     """Parameters of the model."""
     memory_per_rank: list[RankMemory]
     """One rank of each pipeline stage, first to last."""
+    groups: list[FrozenGroup] = []
+    """Models with ranks of their own."""
     padded_vocabulary: int
     """Rows of embedding and output layer in this layout."""
     padding_factor: int
@@ -263,6 +296,12 @@ class AlgorithmResource(Resource):
     summary: str
     online: bool
     """The model samples its own training data from an environment."""
+    rows: RowKind | None
+    """What a row of training data is; null for an online algorithm."""
+    head: Head
+    """What is trained: a model that writes tokens, or one that gives numbers."""
+    documentation: str | None
+    """Page of the documentation; null for an algorithm of another package."""
     json_schema: dict[str, Any]
     """JSON schema of `algorithm`."""
 

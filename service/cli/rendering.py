@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +13,15 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.api.resources import JobResource, JobSummary, Layout, Plan, Proposal, RankMemory
+from service.api.resources import (
+    FrozenRankMemory,
+    JobResource,
+    JobSummary,
+    Layout,
+    Plan,
+    Proposal,
+    RankMemory,
+)
 from service.client import ApiError
 from service.spec import layout as layouts
 
@@ -144,7 +153,13 @@ def print_plan(console: Console, plan: Plan) -> None:
         f"{layout_text(layout)}: {layout.world_size} ranks on {cluster}; {batches} a step"
     )
     console.print(f"{plan.parameters:,} parameters")
-    console.print(_memory_table(plan.memory_per_rank))
+    console.print(_memory_table(plan.memory_per_rank, "Memory of a rank"))
+    for group in plan.groups:
+        console.print(
+            f"{group.role}: {group.parameters:,} parameters on {_ranks_text(group.world_size)} of "
+            f"its own, tp{group.layout.tp} pp{group.layout.pp} dp{group.layout.dp}"
+        )
+        console.print(_memory_table(group.memory_per_rank, f"Memory of its rank ({group.role})"))
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
     if plan.proposals:
@@ -175,6 +190,7 @@ _MEMORY_COLUMNS = (
     ("OPTIMIZER", "optimizer"),
     ("ROLLOUT", "rollout_weights"),
     ("REFERENCE", "reference_weights"),
+    ("CRITIC", "critic"),
     ("ACTIVATIONS", "activations"),
     ("LOGITS", "logits"),
     ("KV CACHE", "kv_cache"),
@@ -182,15 +198,21 @@ _MEMORY_COLUMNS = (
 )
 
 
-def _memory_table(stages: list[RankMemory]) -> Table:
+def _ranks_text(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _memory_table(stages: Sequence[RankMemory | FrozenRankMemory], name: str) -> Table:
     """Bytes of a rank in each stage; what the job does not have has no column."""
-    table = Table(box=None, pad_edge=False, title="Memory of a rank", title_justify="left")
+    table = Table(box=None, pad_edge=False, title=name, title_justify="left")
     columns = [
-        (title, name) for title, name in _MEMORY_COLUMNS if any(getattr(s, name) for s in stages)
+        (title, part)
+        for title, part in _MEMORY_COLUMNS
+        if any(getattr(stage, part, 0) for stage in stages)
     ]
     for title in ("STAGE", *(title for title, _ in columns)):
         table.add_column(title, justify="right")
     for stage in stages:
-        sizes = (bytes_text(getattr(stage, name)) for _, name in columns)
+        sizes = (bytes_text(getattr(stage, part)) for _, part in columns)
         table.add_row(str(stage.pp_rank), *sizes)
     return table

@@ -208,6 +208,15 @@ class Client:
         found = self._transport.retried("GET", "/v1/algorithms")
         return Listing[AlgorithmResource].model_validate(found).data
 
+    def algorithm(self, name: str) -> AlgorithmResource:
+        """One algorithm, by its `type`.
+
+        Raises:
+            ApiError: it is not installed.
+        """
+        found = self._transport.retried("GET", f"/v1/algorithms/{_part(name)}")
+        return AlgorithmResource.model_validate(found)
+
     def environments(self) -> list[EnvironmentResource]:
         """The installed environments."""
         found = self._transport.retried("GET", "/v1/environments")

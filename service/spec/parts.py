@@ -195,7 +195,8 @@ class TrainingSpec(SpecModel):
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the data, where `steps` is null."""
     global_batch_size: Annotated[int, Field(ge=1, le=10_000_000)] = 64
-    """Sequences of one optimizer step, over all ranks; online: questions x group size."""
+    """Rows of one step, over all ranks: sequences, or pairs of a chosen and a rejected answer;
+    online: questions x group size."""
     micro_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["auto"] = "auto"
     """Sequences of one forward pass on one rank; `auto` fills `micro_batch_tokens`."""
     micro_batch_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 16384

@@ -13,6 +13,7 @@ hold bf16 activations also where FP8 would store some in 8 bits.
 from dataclasses import dataclass
 
 from service.spec import JobSpec
+from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padded_vocab_size, padding_factor
@@ -54,38 +55,72 @@ class ActivationMemory:
 
 def forward_tokens(spec: JobSpec, layout: Layout) -> int:
     """Tokens at most of one forward pass on one rank, before context parallelism cuts them."""
-    training = spec.training
+    training, together = spec.training, spec.algorithm.sequences_per_row
     longest = training.max_length
-    rows = -(-training.global_batch_size // layout.dp)
+    rows = sequences_of_step(spec, layout)
     if training.micro_batch_size == "auto":
-        tokens = min(max(training.micro_batch_tokens, longest), rows * longest)
+        # What is read together goes together, however long it is.
+        tokens = min(max(training.micro_batch_tokens, together * longest), rows * longest)
     else:
-        tokens = min(training.micro_batch_size, rows) * longest
+        tokens = min(max(training.micro_batch_size, together), rows) * longest
     factor = padding_factor(layout, fp8=spec.precision.fp8)
     return -(-tokens // factor) * factor
 
 
+def sequences_of_step(spec: JobSpec, layout: Layout) -> int:
+    """Sequences at most that one rank reads in one optimizer step."""
+    algorithm = spec.algorithm
+    rows = -(-spec.training.global_batch_size // (layout.dp * algorithm.steps_per_batch))
+    return rows * algorithm.sequences_per_row
+
+
 def estimate_activations(
-    spec: JobSpec, model: ModelConfig, layout: Layout, *, stage: int, cuda: bool
+    spec: JobSpec,
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    stage: int,
+    cuda: bool,
+    head: Head = "vocabulary",
 ) -> ActivationMemory:
     """The activations of each rank of a pipeline stage."""
     tokens = forward_tokens(spec, layout) // layout.cp
     sizes = _Sizes.of(spec, model, layout, cuda=cuda)
     layers = len(layout.stage_layers(model.num_layers)[stage][0])
-    flights = chunks_in_flight(layout, stage=stage, micro_batches=_micro_batches(spec, layout))
+    flights = chunks_in_flight(layout, stage=stage, micro_batches=micro_batches(spec, layout))
     kept, again = _layer(spec, model, sizes)
     # Beside the layers: token ids, and a table of rotations for each micro-batch.
     chunk = layers * kept + (0 if cuda else model.head_dim * sizes.element) + _TOKEN_BYTES
-    head = logits = 0.0
+    end = logits = 0.0
     if stage == layout.pp - 1:
-        head = tokens * (sizes.norm + sizes.element * model.hidden_size + _LOSS_BYTES)
-        logits = _logits(tokens, model, layout)
+        end = tokens * (sizes.norm + sizes.element * model.hidden_size + _LOSS_BYTES)
+        logits = 0.0 if head == "value" else _logits(tokens, model, layout)
     return ActivationMemory(
         kept=round(tokens * chunk * flights),
         again=round(tokens * again),
-        head=round(head),
+        head=round(end),
         logits=round(logits),
     )
+
+
+def estimate_reading(
+    spec: JobSpec, model: ModelConfig, layout: Layout, *, stage: int, cuda: bool, head: Head
+) -> tuple[int, int]:
+    """(activations, logits) of each rank of a stage in a forward pass that is not trained.
+
+    One layer works at a time, on the hidden states of the one before it; chunks of logits come one
+    after the other.
+    """
+    full = spec.training.model_copy(update={"recompute": "full"})
+    again = spec.model_copy(update={"training": full})
+    tokens = forward_tokens(spec, layout)
+    sizes = _Sizes.of(spec, model, layout, cuda=cuda)
+    kept, working = _layer(again, model, sizes)
+    logits = 0
+    if head == "vocabulary" and stage == layout.pp - 1:
+        rows, width = _chunk(tokens, model, layout)
+        logits = 2 * rows * width * _FP32
+    return round(tokens * (kept + working)), logits
 
 
 def chunks_in_flight(layout: Layout, *, stage: int, micro_batches: int | None) -> int:
@@ -105,11 +140,13 @@ def chunks_in_flight(layout: Layout, *, stage: int, micro_batches: int | None) -
     return flights if micro_batches is None else min(flights, micro_batches * layout.vpp)
 
 
-def _micro_batches(spec: JobSpec, layout: Layout) -> int | None:
+def micro_batches(spec: JobSpec, layout: Layout) -> int | None:
+    """Forward passes of one rank in an optimizer step; None where each step decides."""
     size = spec.training.micro_batch_size
     if size == "auto":
         return None
-    return max(-(-spec.training.global_batch_size // (layout.dp * size)), 1)
+    each = max(size, spec.algorithm.sequences_per_row)
+    return max(-(-sequences_of_step(spec, layout) // each), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,9 +255,13 @@ def _mlp(model: ModelConfig, sizes: _Sizes) -> float:
 
 
 def _logits(tokens: int, model: ModelConfig, layout: Layout) -> float:
-    width = padded_vocab_size(model.vocab_size, tp=layout.tp) // layout.tp
-    rows = min(max(CHUNK_BYTES // (_FP32 * width), LEAST_ROWS), tokens)
-    chunk = rows * width * _FP32
+    rows, width = _chunk(tokens, model, layout)
     kept = 0 if model.final_softcap else min(KEPT_BYTES, tokens * width * _FP32)
     gradient = width * model.hidden_size * _FP32
-    return kept + 2 * chunk + gradient
+    return kept + 2 * rows * width * _FP32 + gradient
+
+
+def _chunk(tokens: int, model: ModelConfig, layout: Layout) -> tuple[int, int]:
+    """Rows of a chunk of logits, and how many a rank has for each."""
+    width = padded_vocab_size(model.vocab_size, tp=layout.tp) // layout.tp
+    return min(max(CHUNK_BYTES // (_FP32 * width), LEAST_ROWS), tokens), width

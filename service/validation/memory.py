@@ -2,21 +2,26 @@
 
 What stays is what Megatron-Core's distributed optimizer keeps: weights in `precision.dtype`;
 gradients in fp32; two fp32 moments and, for bf16 and fp16, an fp32 copy of the weights, all three
-divided over the ranks that hold the same weights. The sampling copy holds weights only, as does the
-reference model of a KL term. What comes and goes are the activations of a step
-(`service.validation.activations`) and the sampler's keys and values.
+divided over the ranks that hold the same weights. A critic has all of that once more, with a vector
+in the place of its output layer. The sampling copy holds weights only, as does the reference model.
+What comes and goes are the activations of a step
+(`service.validation.activations`) and the sampler's keys and values. Policy and critic take their
+steps one after the other, so the larger of the two counts.
+
+A teacher or a reward model has ranks of its own, which hold weights and read.
 
 Left out are what a driver and its libraries take (on CUDA one to two GiB of context, collectives
 and workspaces), short-lived buffers, and what the allocator cannot use.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from service.spec import JobSpec
+from service.spec import FrozenLayout, JobSpec
+from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
-from service.validation.activations import estimate_activations
+from service.validation.activations import estimate_activations, estimate_reading
 from service.validation.layout import samples
 from service.validation.parameters import RankParameters, rank_parameters
 
@@ -42,6 +47,8 @@ class StageMemory:
     optimizer: int
     rollout_weights: int
     reference_weights: int
+    critic: int
+    """Weights, gradients and optimizer state of the critic."""
     activations: int
     """Of a step's forward passes, at their worst moment."""
     logits: int
@@ -60,7 +67,27 @@ class StageMemory:
             + self.optimizer
             + self.rollout_weights
             + self.reference_weights
+            + self.critic
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenMemory:
+    """Bytes of each rank in one pipeline stage of a model that only reads."""
+
+    pp_rank: int
+    parameters: int
+    """How many parameters the rank holds."""
+    weights: int
+    activations: int
+    """Of one forward pass, in which nothing is kept for a backward one."""
+    logits: int
+    """Chunks of logits; none for a reward model."""
+
+    @property
+    def total(self) -> int:
+        """At the worst moment."""
+        return self.weights + self.activations + self.logits
 
 
 def estimate(
@@ -76,34 +103,63 @@ def estimate(
     return [_stage(spec, model, layout, stage) for stage in wanted]
 
 
-def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> StageMemory:
+def estimate_frozen(
+    spec: JobSpec, model: ModelConfig, frozen: FrozenLayout, *, head: Head
+) -> list[FrozenMemory]:
+    """The memory of a rank in each pipeline stage of a teacher or a reward model."""
+    layout = Layout(tp=frozen.tp, pp=frozen.pp, dp=frozen.dp)
     cuda = spec.resources.gpus_per_node > 0
-    held = rank_parameters(model, layout, stage=stage)
-    weights = weight_bytes(spec, held, cuda=cuda)
-    reference = held.total * _BYTES[spec.precision.dtype] if _keeps_reference(spec) else 0
-    step = estimate_activations(spec, model, layout, stage=stage, cuda=cuda)
-    gradients = held.total * _GRADIENT_BYTES
-    optimizer = optimizer_bytes(spec, held, layout, cuda=cuda)
+    stages = []
+    for stage in range(layout.pp):
+        held = rank_parameters(model, layout, stage=stage, head=head)
+        activations, logits = estimate_reading(
+            spec, model, layout, stage=stage, cuda=cuda, head=head
+        )
+        stages.append(
+            FrozenMemory(
+                pp_rank=stage,
+                parameters=held.total,
+                weights=held.total * _BYTES[spec.precision.dtype],
+                activations=activations,
+                logits=logits,
+            )
+        )
+    return stages
+
+
+def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> StageMemory:
+    cuda, head = spec.resources.gpus_per_node > 0, spec.algorithm.head
+    held = rank_parameters(model, layout, stage=stage, head=head)
+    reference = held.total * _BYTES[spec.precision.dtype] if spec.algorithm.keeps_reference else 0
+    step = estimate_activations(spec, model, layout, stage=stage, cuda=cuda, head=head)
     rollout, cache = _sampler(spec, model, layout, cuda=cuda)
     passing = step.most_with_logits
-    return StageMemory(
+    without_total = StageMemory(
         pp_rank=stage,
         parameters=held.total,
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
+        weights=weight_bytes(spec, held, cuda=cuda),
+        gradients=held.total * _GRADIENT_BYTES,
+        optimizer=optimizer_bytes(spec, held, layout, cuda=cuda),
         rollout_weights=rollout,
         reference_weights=reference,
+        critic=_critic_bytes(spec, model, layout, stage=stage, cuda=cuda),
         activations=step.most,
         logits=step.logits,
         kv_cache=cache,
-        total=weights
-        + gradients
-        + optimizer
-        + rollout
-        + reference
-        + (passing + cache if cuda else max(passing, cache)),
+        total=0,
     )
+    total = without_total.resident + (passing + cache if cuda else max(passing, cache))
+    return replace(without_total, total=total)
+
+
+def _critic_bytes(
+    spec: JobSpec, model: ModelConfig, layout: Layout, *, stage: int, cuda: bool
+) -> int:
+    if spec.algorithm.critic is None:
+        return 0
+    held = rank_parameters(model, layout, stage=stage, head="value")
+    trained = weight_bytes(spec, held, cuda=cuda) + held.total * _GRADIENT_BYTES
+    return trained + optimizer_bytes(spec, held, layout, cuda=cuda)
 
 
 def weight_bytes(spec: JobSpec, held: RankParameters, *, cuda: bool) -> int:
@@ -132,10 +188,6 @@ def cache_bytes_per_token(spec: JobSpec, model: ModelConfig) -> int:
     return 2 * model.num_layers * heads * model.head_dim * element
 
 
-def _keeps_reference(spec: JobSpec) -> bool:
-    return spec.algorithm.keeps_reference
-
-
 def _sampler(spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool) -> tuple[int, int]:
     """(weights of the sampling copy, its keys and values)."""
     if not samples(spec):
@@ -143,7 +195,8 @@ def _sampler(spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool) -
     tp = spec.rollout.layout.tp
     weights = rank_parameters(model, Layout(tp=tp), stage=0).total * _BYTES[spec.precision.dtype]
     trained = spec.training.global_batch_size if spec.algorithm.online else 0
-    rows = -(-max(trained, spec.evaluation.items) * tp // layout.world_size)
+    evaluated = spec.evaluation.items * spec.evaluation.samples_per_item
+    rows = -(-max(trained, evaluated) * tp // layout.world_size)
     per_token = cache_bytes_per_token(spec, model)
     cache = rows * spec.training.max_length * per_token
     if not cuda:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from service.spec import FrozenModelSpec, JobSpec, ModelSource, Role
+from service.spec.algorithm import Head
 from service.spec.base import SpecModel
 from service.spec.model_config import ModelConfig
 from service.validation.layout import check_stages, check_tensor_parallel
@@ -61,6 +62,11 @@ def find_other_models(spec: JobSpec, finder: ModelFinder, policy: FoundModel | N
         if role in spec.frozen_models:
             problems += _check_frozen(*spec.frozen_models[role], model.config, spec)
     return FoundOthers(models=models, problems=problems)
+
+
+def head_of(role: Role) -> Head:
+    """What a role asks of a model."""
+    return "vocabulary" if role == "teacher" else "value"
 
 
 def check_trained_head(spec: JobSpec, model: FoundModel) -> list[FieldProblem]:

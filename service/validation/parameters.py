@@ -7,6 +7,7 @@ fewer ranks than that of all else, so the two are counted apart.
 
 from dataclasses import dataclass
 
+from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padded_vocab_size
@@ -32,11 +33,22 @@ class RankParameters:
         return self.dense + self.experts
 
 
-def rank_parameters(model: ModelConfig, layout: Layout, *, stage: int) -> RankParameters:
+def model_parameters(model: ModelConfig, head: Head) -> int:
+    """Parameters of a whole model; one with a value head has a vector for its output layer."""
+    if head == "vocabulary":
+        return model.parameters
+    output = 0 if model.tied else model.vocab_size * model.hidden_size
+    return model.parameters - output + model.hidden_size
+
+
+def rank_parameters(
+    model: ModelConfig, layout: Layout, *, stage: int, head: Head = "vocabulary"
+) -> RankParameters:
     """What each rank of a pipeline stage holds.
 
     Args:
         stage: from 0; with virtual stages all chunks of the rank.
+        head: a value head is a vector, whole on each rank of the last stage.
 
     Raises:
         ValueError: the layout does not fit the model.
@@ -55,7 +67,9 @@ def rank_parameters(model: ModelConfig, layout: Layout, *, stage: int) -> RankPa
     if stage == layout.pp - 1:
         dense += model.hidden_size
         # A tied output layer is the embedding itself, unless that lives on another rank.
-        if not model.tied or layout.pp > 1:
+        if head == "value":
+            dense += model.hidden_size
+        elif not model.tied or layout.pp > 1:
             dense += embedding
     return RankParameters(
         dense=dense, experts=layers * experts, linear=layers * (attention + mlp + experts)

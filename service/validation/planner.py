@@ -2,7 +2,8 @@
 
 All layouts that the validator accepts are tried, each with as little recomputation and offload as
 lets it fit, and ranked by `service.validation.step_time`. Tensor parallelism stays inside a node.
-Sequence parallelism goes with it always, since it saves memory and costs nothing.
+Sequence parallelism goes with it always, since it saves memory and costs nothing. A teacher or a
+reward model keeps its own layout, and training gets the GPUs that it leaves.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,12 @@ from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.validation.batch import check_batch, check_cuts
 from service.validation.fit import check_fit
-from service.validation.layout import check_rollout_world, resolve_layout, samples
+from service.validation.layout import (
+    check_rollout_world,
+    frozen_ranks,
+    resolve_layout,
+    samples,
+)
 from service.validation.memory import StageMemory, cache_bytes_per_token, estimate
 from service.validation.precision import check_formats
 from service.validation.problems import InvalidRequest
@@ -112,7 +118,7 @@ def _with(spec: JobSpec, machines: Machines, parallel: ParallelSpec) -> JobSpec:
 
 
 def _layouts(spec: JobSpec, model: ModelConfig, machines: Machines) -> Iterator[ParallelSpec]:
-    gpus = machines.nodes * machines.gpus_per_node
+    gpus = machines.nodes * machines.gpus_per_node - frozen_ranks(spec)
     pieces = max(spec.training.max_length // _LEAST_PIECE, 1)
     experts = model.moe.num_experts if model.moe else 1
     for tp, cp, pp in product(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from service.spec import JobSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
+from service.validation.activations import sequences_of_step
 from service.validation.parameters import rank_parameters
 
 FLOPS = 4e14
@@ -58,7 +59,7 @@ def step_time(spec: JobSpec, model: ModelConfig, layout: Layout, *, gpus_per_nod
         gpus_per_node: GPUs that reach each other at the node's speed.
     """
     training = spec.training
-    rows = max(training.global_batch_size // layout.dp, 1)
+    rows = sequences_of_step(spec, layout)
     tokens = rows * training.max_length / layout.cp
     flops = _STEP_FLOPS * _active_parameters(model) * tokens / (layout.tp * layout.pp)
     layers = model.num_layers / layout.pp
@@ -71,7 +72,7 @@ def step_time(spec: JobSpec, model: ModelConfig, layout: Layout, *, gpus_per_nod
 
     keys = 2 * model.num_kv_heads * model.head_dim / layout.tp * _ACTIVATION_BYTES
     routed = model.moe.top_k / layout.tp if model.moe else 0.0
-    held = rank_parameters(model, layout, stage=0).total
+    held = rank_parameters(model, layout, stage=0, head=spec.algorithm.head).total
     return StepTime(
         recompute={"none": 0.0, "selective": 0.03, "full": 1 / 3}[training.recompute],
         bubble=(layout.pp - 1) / (_micro_batches(spec, layout, rows) * layout.vpp),

@@ -131,8 +131,30 @@ def test_what_is_installed_is_listed(service: RunningService) -> None:
     }.items()
     for algorithm in algorithms:
         assert algorithm["json_schema"]["properties"]["type"]["const"] == algorithm["type"]
+        assert service.http.get(f"/v1/algorithms/{algorithm['type']}").json() == algorithm
     environments = service.http.get("/v1/environments").json()["data"]
     by_id = {environment["id"]: environment for environment in environments}
     calculator = by_id["tools/calculator"]
     assert calculator["tools"][0]["function"]["name"] == "calculator"
     assert calculator["config_schema"]["properties"]["questions"]
+
+
+def test_an_algorithm_says_what_it_learns_from_and_where_its_page_is(
+    service: RunningService,
+) -> None:
+    reward_model = service.http.get("/v1/algorithms/reward_model").json()
+    assert (reward_model["rows"], reward_model["head"]) == ("preference", "value")
+    assert reward_model["documentation"] == "docs/algorithms/reward_model.md"
+    assert reward_model["json_schema"]["properties"]["margins"]["default"] is True
+    ppo = service.http.get("/v1/algorithms/ppo").json()
+    assert (ppo["online"], ppo["rows"], ppo["head"]) == (True, None, "vocabulary")
+    assert ppo["json_schema"]["properties"]["value_model"]
+
+
+def test_an_algorithm_that_is_not_there_is_a_problem(service: RunningService) -> None:
+    answer = service.http.get("/v1/algorithms/a2c")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["detail"] == (
+        "no algorithm has the id 'a2c'; GET /v1/algorithms lists them"
+    )

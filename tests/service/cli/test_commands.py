@@ -14,7 +14,9 @@ from service.cli import main as entry
 from service.cli.main import app
 from service.jobs import JobState
 from tests.service.api.test_exports import FILES, write_export
+from tests.service.model_folders import write_reward_model
 from tests.service.running_service import KEY, ROW, RunningService
+from tests.service.validation.test_submit import online
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -95,6 +97,47 @@ def test_plan_shows_layout_and_memory(run: Run, service: RunningService, tmp_pat
     assert "of the usable memory" in out
     _, out, _ = run("plan", file, "--json")
     assert json.loads(out)["layout"]["world_size"] == 4
+
+
+def test_plan_shows_the_models_with_ranks_of_their_own(
+    run: Run, service: RunningService, model_root: Path, tmp_path: Path
+) -> None:
+    write_reward_model(model_root / "rewards")
+    frozen = {"source": {"path": "rewards"}, "layout": {"tp": 2, "pp": 2}}
+    document = online(service) | {"reward": {"model": frozen}, "algorithm": {"type": "ppo"}}
+    path = tmp_path / "ppo.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    code, out, err = run("plan", str(path))
+    assert code == 0, err
+    assert "CRITIC" in out
+    assert "parameters on 4 ranks of its own, tp2 pp2 dp1" in out
+    assert "Memory of its rank (reward)" in out
+    _, out, _ = run("plan", str(path), "--json")
+    (group,) = json.loads(out)["groups"]
+    assert (group["role"], group["world_size"]) == ("reward", 4)
+    assert [rank["pp_rank"] for rank in group["memory_per_rank"]] == [0, 1]
+    for rank in group["memory_per_rank"]:
+        assert rank["total"] == rank["weights"] + rank["activations"] + rank["logits"] > 0
+    layers = 4 * (64 * 16 * 8 + 2 * 8 * 4 * 64 + 3 * 64 * 96 + 2 * 64 + 64 + 2 * 32)
+    assert group["parameters"] == layers + 40 * 64 + 64 + 64
+
+
+def test_algorithms_are_listed_and_shown(run: Run) -> None:
+    code, out, _ = run("algorithms")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("kto "))
+    assert "label rows" in line
+    assert "its own episodes" in next(one for one in out.splitlines() if one.startswith("ppo "))
+    code, out, _ = run("algorithms", "dapo")
+    assert code == 0
+    assert "docs/algorithms/dapo.md" in out
+    assert re.search(r"clip_high +0\.28 +The ratio is clipped above", out)
+    _, out, _ = run("algorithms", "distillation")
+    assert re.search(r"teacher_model +needed", out)
+    _, out, _ = run("algorithms", "reward_model", "--json")
+    assert json.loads(out)["head"] == "value"
+    code, _, err = run("algorithms", "a2c")
+    assert (code, "GET /v1/algorithms lists them" in err) == (2, True)
 
 
 def test_what_is_refused_is_shown_field_by_field(

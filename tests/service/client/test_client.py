@@ -118,5 +118,9 @@ def test_uploads_tell_how_far_they_are(service: RunningService, tmp_path: Any) -
 
 def test_what_is_installed(service: RunningService) -> None:
     with Client(service.url, KEY) as client:
-        assert {a.type for a in client.algorithms()} >= {"sft", "grpo"}
+        listed = {a.type: a for a in client.algorithms()}
+        assert listed.keys() >= {"sft", "grpo"}
+        assert client.algorithm("grpo") == listed["grpo"]
+        with pytest.raises(ApiError, match="GET /v1/algorithms lists them"):
+            client.algorithm("a2c")
         assert "tools/calculator" in {e.id for e in client.environments()}

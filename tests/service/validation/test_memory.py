@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from service.spec import FrozenLayout, JobSpec
 from service.spec.layout import Layout
-from service.validation.activations import chunks_in_flight, forward_tokens
-from service.validation.memory import CPU_CACHE_BYTES, StageMemory, estimate
-from service.validation.parameters import rank_parameters
+from service.validation.activations import chunks_in_flight, forward_tokens, micro_batches
+from service.validation.memory import CPU_CACHE_BYTES, StageMemory, estimate, estimate_frozen
+from service.validation.parameters import model_parameters, rank_parameters
 from tests.service.validation.jobs import EXPERTS, spec
 from tests.service.validation.jobs import model as read
 
@@ -24,6 +25,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 SHAPE = read(**SIZES)
+RECOMPUTED = {"recompute": "full", "steps": 1}
 
 
 def test_one_rank_holds_everything() -> None:
@@ -72,6 +74,93 @@ def test_sampling_and_a_reference_cost_a_copy_each() -> None:
     (rank,) = estimate(spec(**online), SHAPE, Layout())
     assert rank.rollout_weights == 4 * (2 * 608 + 256 + 8)  # rollout.layout.tp is 1
     assert rank.reference_weights == rank.weights
+
+
+VALUE = 2 * 608 + 256 + 8 + 8
+"""Parameters of the model with a value head: layers, embedding, last norm, head."""
+
+
+def test_a_reward_model_has_a_vector_in_the_place_of_its_output_layer() -> None:
+    job = spec(algorithm={"type": "reward_model"})
+    (rank,) = estimate(job, SHAPE, Layout())
+    assert (rank.parameters, rank.logits) == (VALUE, 0)
+    assert rank.total == rank.resident + rank.activations
+    untied = read(**SIZES | {"tie_word_embeddings": False})
+    assert estimate(job, untied, Layout())[0].parameters == VALUE
+    assert model_parameters(untied, "value") == 2 * 608 + 30 * 8 + 8 + 8
+    assert model_parameters(untied, "vocabulary") - model_parameters(untied, "value") == 30 * 8 - 8
+    # The head is whole on each rank of the last stage, and the embedding is on the first alone.
+    first, last = estimate(job, SHAPE, Layout(tp=2, pp=2))
+    layer = (608 - 16) // 2 + 16
+    assert (first.parameters, last.parameters) == (layer + 128, layer + 8 + 8)
+
+
+def ppo(**algorithm: Any) -> JobSpec:
+    return spec(online=True, algorithm={"type": "ppo", "kl_coef": 0.0, **algorithm})
+
+
+def test_a_critic_is_a_second_trained_model_without_logits() -> None:
+    (rank,) = estimate(ppo(), SHAPE, Layout())
+    assert rank.critic == (4 + 4 + 8) * VALUE
+    (alone,) = estimate(spec(online=True), SHAPE, Layout())
+    assert alone.critic == 0
+    assert rank.resident == alone.resident + rank.critic
+    # Their steps come one after the other, so activations count once.
+    assert (rank.activations, rank.logits) == (alone.activations, alone.logits)
+    (shared,) = estimate(ppo(), SHAPE, Layout(dp=4))
+    assert shared.critic == (4 + 4) * VALUE + 8 * VALUE // 4
+    (reference,) = estimate(ppo(kl_coef=0.1), SHAPE, Layout())
+    assert reference.reference_weights == 4 * (2 * 608 + 256 + 8)
+
+
+def test_a_preference_keeps_a_reference_and_reads_pairs() -> None:
+    training = {"max_length": 100, "global_batch_size": 8}
+    pairs = spec(algorithm={"type": "dpo"}, training=training)
+    assert estimate(pairs, SHAPE, Layout())[0].reference_weights == 4 * (2 * 608 + 256 + 8)
+    # Eight pairs are sixteen sequences, and of micro-batches of one sequence a pair is the least.
+    assert forward_tokens(pairs, Layout()) == 1600
+    assert forward_tokens(pairs, Layout(dp=4)) == 400
+    each = spec(algorithm={"type": "dpo"}, training=training | {"micro_batch_size": 1})
+    assert forward_tokens(each, Layout()) == 200
+    assert micro_batches(each, Layout(dp=2)) == 4
+    long = spec(algorithm={"type": "dpo"}, training={"max_length": 20000})
+    assert forward_tokens(long, Layout()) == 40000
+    dealt = spec(
+        online=True,
+        algorithm={"type": "ppo", "mini_batches": 4},
+        training=training | {"steps": 1, "micro_batch_size": 1},
+    )
+    assert micro_batches(dealt, Layout(dp=2)) == 1
+
+
+def test_frozen_models_hold_weights_and_read() -> None:
+    job = spec(online=True)
+    first, last = estimate_frozen(job, SHAPE, FrozenLayout(pp=2), head="value")
+    assert (first.parameters, last.parameters) == (608 + 256, 608 + 8 + 8)
+    assert (first.weights, last.logits) == (4 * first.parameters, 0)
+    assert first.total == first.weights + first.activations
+    (teacher,) = estimate_frozen(job, SHAPE, FrozenLayout(), head="vocabulary")
+    assert teacher.parameters == 2 * 608 + 256 + 8
+    tokens = forward_tokens(job, Layout())
+    assert teacher.logits == 2 * tokens * 32 * 4  # two chunks, each of all tokens here
+    (full,) = estimate(spec(online=True, training=RECOMPUTED), SHAPE, Layout())
+    # A layer's inputs are not kept: one layer works at a time.
+    assert teacher.activations < full.activations
+    (deep,) = estimate_frozen(
+        job, read(**SIZES | {"num_hidden_layers": 8}), FrozenLayout(), head="vocabulary"
+    )
+    assert deep.activations == teacher.activations
+    halves = estimate_frozen(job, SHAPE, FrozenLayout(dp=2), head="vocabulary")
+    assert halves[0].weights == teacher.weights
+
+
+def test_sampled_answers_of_an_evaluation_have_keys_and_values() -> None:
+    def cache(**evaluation: int) -> int:
+        training = {"steps": 1, "max_length": 64, "global_batch_size": 8}
+        job = spec(online=True, training=training, evaluation=evaluation)
+        return estimate(job, SHAPE, Layout())[0].kv_cache
+
+    assert cache(items=5, samples_per_item=4) == cache(items=20) == 20 * cache() // 8
 
 
 EXPERT_SIZES = SIZES | {"num_experts": 4, "moe_intermediate_size": 6}

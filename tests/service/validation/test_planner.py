@@ -11,7 +11,8 @@ from service.validation.batch import check_batch, check_cuts
 from service.validation.fit import check_fit, notes_of
 from service.validation.layout import resolve_layout
 from service.validation.memory import estimate
-from service.validation.planner import Machines, Proposal, propose
+from service.validation.parameters import rank_parameters
+from service.validation.planner import Machines, Proposal, Proposals, propose
 from service.validation.problems import InvalidRequest
 from service.validation.step_time import step_time
 from tests.service.validation.jobs import EXPERTS, model, spec
@@ -79,6 +80,31 @@ def test_what_is_proposed_fits_is_accepted_and_comes_in_order(
             per_sequence = 2 * 32 * 8 * 128 * 2 * asked.training.max_length
             assert one.memory.kv_cache >= per_sequence
         assert "of the usable memory" in one.reason
+
+
+def test_a_frozen_model_keeps_its_gpus_and_training_gets_the_rest() -> None:
+    frozen = {"model": {"source": {"path": "rm"}, "layout": {"tp": 2, "dp": 2}}}
+    asked = job(online=True)
+    with_reward = JobSpec.model_validate(asked.model_dump(exclude_unset=True) | {"reward": frozen})
+    found = propose(with_reward, LLAMA_8B, NODE)
+    assert found.fitting
+    for one in found.fitting:
+        assert one.layout.world_size == 4
+        assert_accepted(one, LLAMA_8B)
+    assert propose(with_reward, LLAMA_8B, Machines(nodes=1, gpus_per_node=4, memory_gib=80)) == (
+        Proposals(fitting=[], smallest=None)
+    )
+
+
+def test_a_critic_takes_more_memory_than_a_group() -> None:
+    """A critic of eight billion parameters beside the policy: eight GPUs hold it less easily."""
+    layout, sizes = Layout(tp=8, sequence_parallel=True), {"gpus_per_node": 8}
+    base = {"precision": {"dtype": "bf16"}, "resources": sizes}
+    (group,) = estimate(spec(online=True, **base), LLAMA_8B, layout)
+    (critic,) = estimate(spec(online=True, **base, algorithm={"type": "ppo"}), LLAMA_8B, layout)
+    parameters = rank_parameters(LLAMA_8B, layout, stage=0, head="value").total
+    assert critic.critic == (2 + 4 + 12) * parameters
+    assert critic.total == group.total + critic.critic + critic.reference_weights
 
 
 def test_less_memory_means_more_savings_and_then_none() -> None:
