@@ -3,7 +3,7 @@
 Nothing ends the reading, so that a job can stop at the first bad row and a check can list them all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import batched
 
@@ -20,7 +20,6 @@ from service.spec.rows import (
     Preference,
     RawRow,
     RowFault,
-    RowFile,
     Text,
     VerifiablePrompt,
     check_format,
@@ -74,14 +73,16 @@ class _Split:
     texts: Sequence[Sequence[Part]]
 
 
-def tokenized_rows(file: RowFile, chat: ChatFormat, rules: Rules) -> Iterator[TokenizedRow]:
-    """Every row of a file, in its order.
+def tokenized_rows(
+    rows: Iterable[RawRow], chat: ChatFormat, rules: Rules
+) -> Iterator[TokenizedRow]:
+    """What becomes of each row of a `RowFile`, in its order, some at a time.
 
     Raises:
         FileFault: the file holds no rows.
         OSError: the file cannot be read.
     """
-    for chunk in batched((_split(row, chat, rules) for row in file), ROWS_AT_ONCE):
+    for chunk in batched((_split(row, chat, rules) for row in rows), ROWS_AT_ONCE):
         good = [one for one in chunk if isinstance(one, _Split)]
         encoded = iter(chat.tokenize([parts for one in good for parts in one.texts]))
         for one in chunk:

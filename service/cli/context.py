@@ -14,7 +14,7 @@ class Exit(IntEnum):
     """Exit codes; 0 is success."""
 
     JOB_FAILED = 1
-    """The job that was watched did not end well."""
+    """The job that was watched did not end well, or the data that was checked has bad rows."""
     REFUSED = 2
     """The command or the request is wrong: nothing was done."""
     UNREACHABLE = 3

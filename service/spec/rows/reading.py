@@ -88,7 +88,7 @@ class RowFile:
             empty = True
             for number, fields in self._rows(file, encoding):
                 empty = False
-                self.bytes_read = file.tell() if encoding != "Parquet" else self.bytes_read
+                self.bytes_read = file.tell()
                 yield RawRow(number, f"{unit} {number}", fields)
             if empty:
                 raise FileFault("the file is empty")
