@@ -9,9 +9,6 @@ The point is estimated over the whole batch, by answers under prompts that are n
 4), before the batch is split. So it is the same for all ranks and micro-batches.
 """
 
-from hashlib import sha256
-
-import torch
 from torch import Tensor
 
 from algorithms.algorithm import Algorithm
@@ -20,6 +17,7 @@ from algorithms.errors import JobFailure
 from algorithms.losses.preference import kto_loss, sequence_log_probs
 from algorithms.pairs import all_of
 from algorithms.protocols import Workers
+from algorithms.swapped_answers import swapped_answers
 from service.spec import KtoSpec, Reason
 
 
@@ -33,7 +31,7 @@ class Kto(Algorithm):
         """Adds `per_sequence["reference_point"]`, the same for each row.
 
         Raises:
-            JobFailure: USER_ERROR; one row has no other to be mismatched with.
+            JobFailure: USER_ERROR; one row has no other to swap answers with.
         """
         if len(batch) < 2:
             raise JobFailure(
@@ -41,10 +39,10 @@ class Kto(Algorithm):
                 "training.global_batch_size: KTO needs 2 rows or more, for its reference point is "
                 "taken from answers under the prompts of other rows; it is 1",
             )
-        mismatched = mismatched_rows(batch.rows(own_order(batch)))
-        policy = workers.train.log_probs(mismatched)
-        reference = workers.train.log_probs(mismatched, model="reference")
-        point = reference_point(policy - reference, mismatched.loss_mask)
+        swapped = swapped_answers(batch)
+        policy = workers.train.log_probs(swapped)
+        reference = workers.train.log_probs(swapped, model="reference")
+        point = reference_point(policy - reference, swapped.loss_mask)
         return batch.with_per_sequence(reference_point=point.float().expand(len(batch)).clone())
 
     def loss(self, outputs: Outputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
@@ -81,47 +79,8 @@ class Kto(Algorithm):
         )
 
 
-def own_order(batch: Batch) -> Tensor:
-    """[B]: the rows in the order of a hash of their tokens.
-
-    Which answer goes under which prompt is then a matter of the rows alone. Where it was one of
-    their places, the same rows in another order would have another reference point.
-    """
-    lengths = batch.lengths.tolist()
-    keys = [
-        sha256(row[:length].numpy().tobytes()).digest()
-        for row, length in zip(batch.tokens, lengths, strict=True)
-    ]
-    return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__))
-
-
-def mismatched_rows(batch: Batch) -> Batch:
-    """Each trained row's prompt, with the answer of the trained row before it in the batch.
-
-    The first takes the last one's, so that no row keeps its own (reversing a batch would leave the
-    middle one its own). An answer is everything from the first trained token on. Where both do not
-    fit into the batch's width, the prompt loses tokens from its start, and the answer stays whole.
-    Rows without a trained token stay as they are. Where a single row is trained, there is nothing
-    to learn the point from, and none is.
-    """
-    width, mask = batch.tokens.shape[1], batch.loss_mask
-    places = (mask.sum(dim=1) > 0).nonzero().flatten().tolist()
-    firsts = (mask > 0).int().argmax(dim=1).tolist()
-    tokens, lengths, trained = batch.tokens.clone(), batch.lengths.clone(), mask.clone()
-    for row, other in zip(places, places[-1:] + places[:-1], strict=True):
-        answer = slice(firsts[other], int(batch.lengths[other]))
-        size = answer.stop - answer.start
-        kept = min(firsts[row], width - size)
-        prompt = batch.tokens[row, firsts[row] - kept : firsts[row]]
-        tokens[row, : kept + size] = torch.cat([prompt, batch.tokens[other, answer]])
-        lengths[row], trained[row] = kept + size, 0.0
-        if row != other:
-            trained[row, kept : kept + size] = mask[other, answer]
-    return Batch(tokens=tokens, lengths=lengths, loss_mask=trained)
-
-
 def reference_point(log_ratios: Tensor, mask: Tensor) -> Tensor:
-    """The mean log-ratio of whole mismatched answers, at least 0: a KL is never below it.
+    """The mean log-ratio of whole answers under other prompts, at least 0, as a KL is.
 
     Args:
         log_ratios: [B, T] of policy to reference.

@@ -43,3 +43,13 @@ def answers(*rows: list[float], unit: int = 1) -> tuple[Batch, Tensor]:
         unit=unit,
     )
     return batch, numbers.requires_grad_()
+
+
+def prompted(*rows: tuple[list[int], list[int]], width: int) -> Batch:
+    """A prompt and an answer for each row; an empty answer leaves nothing to train."""
+    tokens, mask = torch.full((len(rows), width), 99), torch.zeros(len(rows), width)
+    for i, (prompt, answer) in enumerate(rows):
+        tokens[i, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+        mask[i, len(prompt) : len(prompt) + len(answer)] = 1.0
+    lengths = torch.tensor([len(prompt) + len(answer) for prompt, answer in rows])
+    return Batch(tokens=tokens, lengths=lengths, loss_mask=mask)

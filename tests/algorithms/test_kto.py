@@ -9,32 +9,15 @@ import torch
 from torch import Tensor
 
 from algorithms.algorithm import load_algorithm
-from algorithms.batch import Batch, Normalizer
+from algorithms.batch import Normalizer
 from algorithms.errors import JobFailure
-from algorithms.kto import Kto, mismatched_rows, own_order, reference_point
+from algorithms.kto import Kto, reference_point
 from algorithms.protocols import Checkpoints, Workers
+from algorithms.swapped_answers import answer_sources
 from service.spec import KtoSpec, Reason
-from tests.algorithms.answer_losses import answers, loss_of, means
+from tests.algorithms.answer_losses import answers, loss_of, means, prompted
 from tests.algorithms.reference_fixture import DESIRABLE, KTO_REFERENCE_POINT, label_fixture
 from tests.algorithms.tiny_policy import TinyPolicy, tiny_model
-
-
-def _batch(*rows: tuple[list[int], list[int]], width: int) -> Batch:
-    """A prompt and an answer for each row; an empty answer leaves nothing to train."""
-    tokens, mask = torch.full((len(rows), width), 99), torch.zeros(len(rows), width)
-    for i, (prompt, answer) in enumerate(rows):
-        tokens[i, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-        mask[i, len(prompt) : len(prompt) + len(answer)] = 1.0
-    lengths = torch.tensor([len(prompt) + len(answer) for prompt, answer in rows])
-    return Batch(tokens=tokens, lengths=lengths, loss_mask=mask)
-
-
-def _rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Each row's tokens, and those of them that are trained."""
-    return [
-        (batch.tokens[i, : batch.lengths[i]].tolist(), batch.tokens[i][m > 0].tolist())
-        for i, m in enumerate(batch.loss_mask)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -164,37 +147,6 @@ def test_a22_a_batch_with_only_undesirable_rows_is_finite() -> None:
     assert output.sums["reward_desirable"] == (0.0, 0.0)
 
 
-def test_a22_answers_are_rotated_so_that_none_keeps_its_own_prompt() -> None:
-    """Rows [0, 1, 2] get the answers of [2, 0, 1]; reversing would leave row 1 its own."""
-    batch = _batch(([1], [11, 12]), ([2, 3], [21]), ([4], [31, 32, 33]), width=8)
-    assert _rows(mismatched_rows(batch)) == [
-        ([1, 31, 32, 33], [31, 32, 33]),
-        ([2, 3, 11, 12], [11, 12]),
-        ([4, 21], [21]),
-    ]
-
-
-def test_an_answer_is_all_from_its_first_trained_token_on() -> None:
-    batch = _batch(([1], [11, 12, 13, 14]), ([2], [21]), width=6)
-    batch.loss_mask[0, 3] = 0.0  # a tool's reply within the answer
-    assert _rows(mismatched_rows(batch))[1] == ([2, 11, 12, 13, 14], [11, 12, 14])
-
-
-def test_a_prompt_that_leaves_no_room_is_cut_at_its_start() -> None:
-    batch = _batch(([1, 2, 3, 4, 5], [11]), ([6], [21, 22, 23, 24]), width=6)
-    assert _rows(mismatched_rows(batch)) == [
-        ([4, 5, 21, 22, 23, 24], [21, 22, 23, 24]),
-        ([6, 11], [11]),
-    ]
-
-
-def test_rows_without_an_answer_take_no_part_in_the_rotation() -> None:
-    batch = _batch(([1], [11]), ([2, 3], []), ([4], [31, 32]), width=4)
-    assert _rows(mismatched_rows(batch)) == [([1, 31, 32], [31, 32]), ([2, 3], []), ([4, 11], [11])]
-    alone = _batch(([1], [11]), ([2, 3], []), width=4)
-    assert _rows(mismatched_rows(alone)) == [([1, 11], []), ([2, 3], [])]
-
-
 def _workers(spec: KtoSpec) -> tuple[Workers, TinyPolicy]:
     """A policy that has moved away from its reference."""
     policy = TinyPolicy(tiny_model(100), load_algorithm(spec), stop_id=0)
@@ -211,15 +163,14 @@ def test_a22_the_reference_point_is_that_of_the_whole_batch_on_a_real_model() ->
     workers, policy = _workers(KtoSpec())
     prompts = [[7, 3, 9], [5], [8, 2], [6, 6, 1, 4]]
     written = [[11, 12, 0], [13, 0], [14, 15, 16, 0], [17, 0]]
-    batch = _batch(*zip(prompts, written, strict=True), width=9)
+    batch = prompted(*zip(prompts, written, strict=True), width=9)
     prepared = Kto(KtoSpec()).prepare(batch, workers)
 
     reference = tiny_model(100)
     log_ratios = []
-    order = own_order(batch).tolist()
-    assert sorted(order) == [0, 1, 2, 3]
-    for row, before in zip(order, order[-1:] + order[:-1], strict=True):
-        prompt, answer = prompts[row], written[before]
+    for row, other in answer_sources(batch).items():
+        assert row != other
+        prompt, answer = prompts[row], written[other]
         ids = torch.tensor([prompt + answer])
         both = []
         for model in (policy.model, reference):
@@ -236,21 +187,12 @@ def test_a22_the_reference_point_is_that_of_the_whole_batch_on_a_real_model() ->
     assert policy.log == ["log_probs policy", "log_probs reference"]
 
 
-def test_which_answer_goes_under_which_prompt_does_not_depend_on_the_order_of_rows() -> None:
-    batch = _batch(([7, 3], [11, 12]), ([5], [13]), ([8, 2], [14]), ([6], [15, 1]), width=9)
-    pairs = []
-    for order in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1, 0]):
-        rows = batch.rows(torch.tensor(order))
-        pairs.append(sorted(_rows(mismatched_rows(rows.rows(own_order(rows))))))
-    assert pairs == [pairs[0]] * 3
-
-
 def test_a22_a_batch_of_one_row_is_refused_and_names_the_field() -> None:
     workers, _ = _workers(KtoSpec())
     with pytest.raises(
         JobFailure, match=r"training\.global_batch_size: KTO needs 2 rows"
     ) as failed:
-        Kto(KtoSpec()).prepare(_batch(([1], [2]), width=4), workers)
+        Kto(KtoSpec()).prepare(prompted(([1], [2]), width=4), workers)
     assert failed.value.reason == Reason.USER_ERROR
 
 
