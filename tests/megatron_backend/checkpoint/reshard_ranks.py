@@ -122,7 +122,7 @@ def write_state(trained: Any, layout: Layout, name: str, out: Path) -> None:
 def _moments(trained: Any, kind: str) -> list[torch.Tensor]:
     from megatron.core import parallel_state
 
-    group = parallel_state.get_data_parallel_group()
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     tensors = []
     (optimizer,) = trained.optimizer.chained_optimizers
     for parameter in trained.chunks[0].module.parameters():
