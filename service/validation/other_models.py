@@ -1,7 +1,7 @@
 """Models beside the one that a job trains: whether they are there, and what they must have.
 
-A critic is of the policy's architecture. A teacher and a reward model read the tokens that the
-policy writes, so an id must mean the same to them; they have ranks of their own.
+A critic is of the policy's architecture. A teacher and a reward model have ranks of their own. All
+read the tokens that the policy writes, so an id must mean the same to them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from service.spec.model_config import ModelConfig
 from service.validation.layout import check_stages, check_tensor_parallel
 from service.validation.model import FoundModel, ModelFinder
 from service.validation.problems import FieldProblem
-from service.validation.tokenizer import differing_tokens
+from service.validation.tokenizer import token_difference
 
 ROLE_NAMES: Mapping[Role, str] = {
     "critic": "critic",
@@ -154,28 +154,22 @@ def _check_length(role: Role, config: ModelConfig, spec: JobSpec, field: str) ->
 def _check_beside(
     role: Role, model: FoundModel, policy: FoundModel, field: str
 ) -> list[FieldProblem]:
-    name, own, others = ROLE_NAMES[role], policy.config, model.config
-    if role == "critic":
-        return _check_architecture(own, others, field)
     problems = []
-    if role == "teacher" and others.vocab_size != own.vocab_size:
+    if role == "critic":
+        problems += _check_architecture(policy.config, model.config, field)
+    # A teacher also proposes tokens, so it may know none that the student does not know.
+    difference = token_difference(
+        Path(policy.resolved.tokenizer),
+        Path(model.resolved.tokenizer),
+        both_ways=role == "teacher",
+    )
+    if difference is not None:
         problems.append(
             FieldProblem(
                 field=field,
-                message=f"the teacher's vocabulary has {others.vocab_size} tokens, and the "
-                f"student's {own.vocab_size}",
-                fix="name a teacher of the student's family with the same vocab_size",
-            )
-        )
-    ours, theirs = Path(policy.resolved.tokenizer), Path(model.resolved.tokenizer)
-    differing = differing_tokens(ours, theirs, vocabulary=others.vocab_size)
-    if differing:
-        problems.append(
-            FieldProblem(
-                field=field,
-                message=f"{differing} of the policy's token ids mean other tokens to the {name}, "
-                "or none",
-                fix=f"name a {name} with the policy's tokenizer",
+                message=f"the {ROLE_NAMES[role]} has another vocabulary than the model that is "
+                f"trained: token id {difference}",
+                fix=f"name a {ROLE_NAMES[role]} of the same family, with the same tokenizer",
             )
         )
     return problems

@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from service.validation.problems import FieldProblem
+from service.validation.problems import FieldProblem, quote
 
 MAX_JSON_BYTES = 256 * 1024 * 1024
 
@@ -73,28 +73,31 @@ def check_tokenizer(folder: Path, *, vocabulary: int | None, field: str) -> list
     return []
 
 
-def differing_tokens(ours: Path, theirs: Path, *, vocabulary: int) -> int:
-    """How many ids of one tokenizer mean another token to a model, or none.
+def token_difference(ours: Path, theirs: Path, *, both_ways: bool) -> str | None:
+    """An id of one tokenizer that stands for another token in another one; None where none does.
 
-    An id that the other tokenizer does not know, but the model has a row for, is let pass: models
-    of one family differ in such added tokens.
+    Rows of an embedding without a token are padding, and may be more or fewer.
 
     Args:
-        ours: folder of the tokenizer whose ids are sent.
-        theirs: folder of the model's own tokenizer.
-        vocabulary: the model's `vocab_size`.
+        ours: folder of a tokenizer that `check_tokenizer` has accepted.
+        theirs: folder of another.
+        both_ways: whether the other one may know no more tokens either.
     """
     if ours.resolve() == theirs.resolve():
-        return 0
-    known = _tokens(theirs / "tokenizer.json")
-    return sum(
-        token_id >= vocabulary or known.get(token_id, token) != token
-        for token_id, token in _tokens(ours / "tokenizer.json").items()
-    )
+        return None
+    own, others = _tokens(ours / "tokenizer.json"), _tokens(theirs / "tokenizer.json")
+    for number, token in sorted(own.items()):
+        if others.get(number) != token:
+            there = quote(others[number]) if number in others else "no token"
+            return f"{number} is {quote(token)} to the policy and {there} there"
+    extra = sorted(others.keys() - own.keys())
+    if both_ways and extra:
+        return f"{extra[0]} is {quote(others[extra[0]])} there and no token to the policy"
+    return None
 
 
 def _tokens(path: Path) -> dict[int, str]:
-    """Token by id, of a file that `check_tokenizer` has accepted."""
+    """Token by id."""
     tokenizer = read_json_object(path) or {}
     found = tokenizer["model"]["vocab"]
     if isinstance(found, dict):
