@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.batch import Batch, Normalizer
 from megatron_backend.precision import torch_dtype
-from service.spec import JobSpec, SftSpec
+from service.spec import JobSpec
 from service.spec.layout import Layout
 
 if TYPE_CHECKING:
@@ -69,17 +69,19 @@ class _Held:
         self._counter.drop(self._place, self._size)
 
 
-def full_batch(rows: int, length: int, vocabulary: int) -> Batch:
-    """Rows that are all as long as they can be, every token trained."""
+def full_batch(rows: int, length: int, vocabulary: int, *, unit: int = 1) -> Batch:
+    """Rows of so many sequences that are as long as they can be, every token trained."""
     generator = torch.Generator().manual_seed(1)
-    mask = torch.ones(rows, length)
+    sequences = rows * unit
+    mask = torch.ones(sequences, length)
     mask[:, 0] = 0
     return Batch(
-        tokens=torch.randint(0, vocabulary, (rows, length), generator=generator),
-        lengths=torch.full((rows,), length),
+        tokens=torch.randint(0, vocabulary, (sequences, length), generator=generator),
+        lengths=torch.full((sequences,), length),
         loss_mask=mask,
         per_token={},
         per_sequence={},
+        unit=unit,
     )
 
 
@@ -92,8 +94,10 @@ def _weigh(layout: Layout, config: dict[str, Any], spec: JobSpec) -> Weighed:
     trainer = _trainer(layout, config, spec)
     parameters = [p for chunk in trainer.chunks for p in chunk.parameters()]
     counter = SavedTensors({p.untyped_storage().data_ptr() for p in parameters})
-    training = spec.training
-    batch = full_batch(training.global_batch_size, training.max_length, config["vocab_size"])
+    training, unit = spec.training, spec.algorithm.sequences_per_row
+    batch = full_batch(
+        training.global_batch_size, training.max_length, config["vocab_size"], unit=unit
+    )
     with torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda held: held.tensor):
         trainer.train_step(batch, Normalizer.of(batch), learning_rate=1e-3)
     buffers = [b for c in trainer.chunks for b in (*c.buffers, *c.expert_parallel_buffers)]
@@ -116,13 +120,16 @@ def _trainer(layout: Layout, config: dict[str, Any], spec: JobSpec) -> "Trainer"
 
     model_config = ModelConfig.from_hf(config)
     dtype = torch_dtype(spec.precision.dtype)
-    model = build_model(model_config, layout, dtype=dtype, recompute=spec.training.recompute)
-    load_weights(model, model_config, RandomTensors(model_config, seed=1))
+    head = spec.algorithm.head
+    model = build_model(
+        model_config, layout, dtype=dtype, recompute=spec.training.recompute, head=head
+    )
+    load_weights(model, model_config, RandomTensors(model_config, 1, head))
     return Trainer(
         model,
         model_config,
         layout,
-        loss=load_algorithm(SftSpec()),
+        loss=load_algorithm(spec.algorithm),
         optimizer_spec=spec.optimizer,
         dtype=dtype,
         micro_batch_tokens=spec.training.micro_batch_tokens,

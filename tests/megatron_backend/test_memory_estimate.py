@@ -46,13 +46,13 @@ EXPERTS: dict[str, Any] = {
 }
 
 
-def job(*, dtype: str = "fp32", **training: Any) -> JobSpec:
+def job(*, dtype: str = "fp32", algorithm: str = "sft", **training: Any) -> JobSpec:
     sizes = {"global_batch_size": 16, "max_length": 64, "micro_batch_tokens": 256}
     return JobSpec.model_validate(
         {
             "name": "a",
             "model": {"path": "tiny"},
-            "algorithm": {"type": "sft"},
+            "algorithm": {"type": algorithm},
             "data": {"train": "file-0123456789abcdef"},
             "training": sizes | training,
             "precision": {"dtype": dtype},
@@ -61,7 +61,9 @@ def job(*, dtype: str = "fp32", **training: Any) -> JobSpec:
 
 
 MODES = [job(), job(recompute="selective"), job(recompute="full")]
-DENSE_CASES = [(DENSE, mode) for mode in MODES] + [(QK_NORM, job())]
+VALUE = job(algorithm="reward_model", global_batch_size=8)
+"""A value head, on pairs; a critic is such a model too."""
+DENSE_CASES = [(DENSE, mode) for mode in [*MODES, VALUE]] + [(QK_NORM, job())]
 EXPERT_CASES = [(EXPERTS, mode) for mode in MODES]
 
 
