@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import jobs, transfers
+from service.cli import catalogue, data, jobs, transfers
 from service.cli.connection import KEY_VARIABLE, URL_VARIABLE, NotConfigured
 from service.cli.context import Exit, Session, err, out
 from service.cli.documents import BadDocument
@@ -59,7 +59,9 @@ app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("plan")(jobs.plan)
 app.command("export")(transfers.export)
+app.command("algorithms")(catalogue.algorithms)
 app.add_typer(transfers.files, name="files")
+app.add_typer(data.data, name="data")
 
 
 def main() -> None:
