@@ -159,7 +159,10 @@ PLUS_PLUS_AT_LAST: Cases = {
 }
 REMAX: Cases = {"remax": [RemaxSpec()]}
 GENERALIZED: Cases = {
-    case: [PpoSpec(kl_coef=0.0, discount=discount, gae_lambda=gae_lambda)]
+    case: [
+        PpoSpec(kl_coef=0.0, discount=discount, gae_lambda=gae_lambda, whiten_advantages=whiten)
+        for whiten in (True, False)
+    ]
     for case, (discount, gae_lambda) in GAE.items()
 }
 

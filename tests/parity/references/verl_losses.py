@@ -183,7 +183,11 @@ def _policy_cases() -> list[tuple[str, dict[str, Any], Iterable[str]]]:
     by_sum = {"policy_loss": "gpg", "loss_agg_mode": "seq-mean-token-sum"}
     cases.append(("log-prob/seq-mean-token-sum", {**by_sum, **of_tokens}, BATCHES))
     corrected = {"rollout_is": "token", "rollout_is_threshold": 2.0}
-    cases.append(("corrected-clip/token-mean", {**vanilla, **corrected}, BATCHES))
+    masked = {**corrected, "rollout_is_threshold": "0.5_2.0"}
+    cases += [
+        ("corrected-clip/token-mean", {**vanilla, **corrected}, BATCHES),
+        ("corrected-clip-mask/token-mean", {**vanilla, **masked}, BATCHES),
+    ]
     return cases
 
 
