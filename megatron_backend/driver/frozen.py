@@ -1,13 +1,10 @@
 """The models of a job that only read, on ranks of their own: a teacher, a reward model."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from megatron_backend.driver.job import Job
-from megatron_backend.driver.tokenizers import MODEL_NAMES, check_same_tokens, load_tokenizer
+from megatron_backend.driver.tokenizers import MODEL_NAMES
 from megatron_backend.workers.engines import RayScorer, RayTeacher
 from megatron_backend.workers.frozen import FrozenRank, ScorerRank, TeacherRank
 from megatron_backend.workers.group import WorkerGroup
@@ -38,19 +35,6 @@ class FrozenModels:
     def groups(self) -> Iterator[WorkerGroup[Any]]:
         """Those that there are."""
         return (group for group in (self._teacher, self._scorer) if group is not None)
-
-    def check_tokens(self, ours: PreTrainedTokenizerFast) -> None:
-        """Refuses a model whose token ids mean something else than the trained one's, a critic's
-        start among them.
-
-        Raises:
-            JobFailure: USER_ERROR.
-        """
-        for role, model in self._job.context.other_models.items():
-            folder = Path(model.tokenizer)
-            if role == "critic" and not folder.is_dir():
-                continue  # it was compared when the job began; now its weights are in a checkpoint
-            check_same_tokens(role, load_tokenizer(folder, of=MODEL_NAMES[role]), ours)
 
     def load(self) -> None:
         """Builds the models that are not there yet, or not any more.

@@ -37,8 +37,7 @@ class JobRanks:
 
         Raises:
             NoRoom: the cluster has no place for the ranks.
-            JobFailure: the tokenizer or its chat template cannot be used, or another model's does
-                not fit it.
+            JobFailure: the tokenizer or its chat template cannot be used.
         """
         spec = job.context.spec
         self._job, self._recorder = job, recorder
@@ -52,7 +51,6 @@ class JobRanks:
         if spec.algorithm.critic is not None:
             self.critic = RayCritic(self.group, warn=self._warn)
         self.tokenizer = load_tokenizer(Path(job.context.model.tokenizer))
-        self.frozen.check_tokens(self.tokenizer)
         self.generator: RayGenerator | None = None
         predicts = spec.algorithm.head == "vocabulary"
         if predicts and (spec.algorithm.online or spec.evaluation.items):

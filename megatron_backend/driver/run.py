@@ -16,6 +16,7 @@ from megatron_backend.driver.outcome import outcome_of, write_outcome
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.start import open_start
 from megatron_backend.driver.stop import StopSignal
+from megatron_backend.driver.tokenizers import check_tokenizers
 from megatron_backend.workers.ray_session import set_environment
 from service.spec import Outcome
 from service.spec.fence import exclusive_lock
@@ -100,6 +101,7 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
             job, fence, lambda message: recorder.record("warning", {"message": message})
         )
         job = keep_model_files(job)
+        check_tokenizers(job)
         set_environment(job.processes)
         # Ray reads its settings when it is imported.
         from megatron_backend.driver.ranks import open_ranks

@@ -1,17 +1,20 @@
 """The tokenizers of a job's models, and whether they speak of the same tokens."""
 
 from pathlib import Path
-
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from algorithms.errors import JobFailure
+from megatron_backend.driver.job import Job
 from service.spec import Reason
 from service.spec.other_models import Role
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MODEL_NAMES: dict[Role, str] = {"teacher": "teacher", "reward": "reward model", "critic": "critic"}
 
 
-def load_tokenizer(folder: Path, *, of: str = "model") -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path, *, of: str = "model") -> "PreTrainedTokenizerFast":
     """The tokenizer of a local folder.
 
     Args:
@@ -21,6 +24,8 @@ def load_tokenizer(folder: Path, *, of: str = "model") -> PreTrainedTokenizerFas
     Raises:
         JobFailure: USER_ERROR; the folder holds no fast tokenizer.
     """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # takes seconds
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -34,8 +39,23 @@ def load_tokenizer(folder: Path, *, of: str = "model") -> PreTrainedTokenizerFas
     return tokenizer
 
 
+def check_tokenizers(job: Job) -> None:
+    """Refuses a teacher or a reward model whose token ids mean something else than the job's own.
+
+    Needs no rank: call it before any is started.
+
+    Raises:
+        JobFailure: USER_ERROR.
+    """
+    for role in job.frozen_layouts:
+        theirs = load_tokenizer(
+            Path(job.context.other_models[role].tokenizer), of=MODEL_NAMES[role]
+        )
+        check_same_tokens(role, theirs, load_tokenizer(Path(job.context.model.tokenizer)))
+
+
 def check_same_tokens(
-    role: Role, theirs: PreTrainedTokenizerFast, ours: PreTrainedTokenizerFast
+    role: Role, theirs: "PreTrainedTokenizerFast", ours: "PreTrainedTokenizerFast"
 ) -> None:
     """Whether another model reads token ids as the trained one does.
 
