@@ -33,13 +33,13 @@ class Unusable(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    asked = _parser().parse_args(arguments)
+    asked = parser().parse_args(arguments)
     # Libraries print as they load; standard output is for the answer alone.
     answer_to = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with os.fdopen(answer_to, "w", encoding="utf-8") as stream:
         try:
-            report = _check(asked, stream)
+            report = check_file(asked, stream)
         except (Unusable, FileFault) as error:
             sys.stderr.write(f"{error}\n")
             return UNUSABLE
@@ -50,9 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return REJECTED if report.rejected or not report.accepted else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m algorithms.data", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """What the command line may hold."""
+    root = argparse.ArgumentParser(prog="python -m algorithms.data", description=__doc__)
+    commands = root.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="reads a file and tells what is in it")
     checking.add_argument("file")
     checking.add_argument("--tokenizer", help="folder of a tokenizer; without it, no tokens")
@@ -60,10 +61,17 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("--max-length", type=int)
     checking.add_argument("--too-long", choices=get_args(TooLong), default="refuse")
     checking.add_argument("--strings", choices=get_args(Strings), default="chat")
-    return parser
+    return root
 
 
-def _check(asked: argparse.Namespace, stream: TextIO) -> Report:
+def check_file(asked: argparse.Namespace, stream: TextIO) -> Report:
+    """Checks what was asked for, and tells the progress.
+
+    Raises:
+        Unusable: the algorithm or the tokenizer is of no use.
+        FileFault: the file holds no rows.
+        OSError: the file cannot be read.
+    """
     file = RowFile(asked.file)
     total = file.size()
 

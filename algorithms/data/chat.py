@@ -239,6 +239,8 @@ class ChatFormat:
         Some tokenizers put a space before whatever begins a text; there, a part that does not
         begin one is put behind an end-of-turn token, which is taken off again.
         """
+        if not parts:
+            return []  # tokenizers refuse an empty list
         behind = [p.follows_turn or (p.trained and self._start_differs) for p in parts]
         texts = [
             self.end_of_turn + part.text if shifted else part.text
