@@ -34,6 +34,7 @@ from algorithms.rollout.statistics import (
 from algorithms.rollout.tensors import episode_batch, episode_rollout
 from algorithms.samples import Rollout, Samples
 from algorithms.seeds import derive_seed
+from environments.protocol import Item
 from service.spec import JobContext, Reason
 
 
@@ -81,18 +82,8 @@ class EpisodeSource:
         greedy = self._answer_greedily(step, drawn, clock)
         refuse_many_errors([*episodes, *greedy], self._rollout.max_error_rate)
         self._next = start + drawn.used
-        rule = self._algorithm.resampling
-        shortage = drawn.masked and describe_shortage(drawn, self._best_reward)
-        if shortage and rule is not None and rule.when_short == "fail":
-            raise JobFailure(
-                Reason.USER_ERROR,
-                f"step {step}: {shortage}. Give questions that the policy answers now right, now "
-                "wrong, raise `max_batches`, or set `when_short` to train",
-            )
+        warnings = episode_warnings([*episodes, *greedy]) + self._shortage(step, drawn)
         rollout, greedy_rollout = self._tensors(drawn, greedy)
-        warnings = episode_warnings([*episodes, *greedy])
-        if shortage:
-            warnings.append({"message": f"step {step}: {shortage}; these train nothing"})
         return Samples(
             batch=rollout.batch,
             rollout=rollout,
@@ -143,14 +134,33 @@ class EpisodeSource:
             return draw_all(play, self._groups), episodes
         return draw_with_spread(play, self._groups, rule), episodes
 
-    def _ask(self, start: int, count: int) -> list[Any]:
+    def _shortage(self, step: int, drawn: Drawn) -> list[Mapping[str, Any]]:
+        """What to say of a batch that could not be filled.
+
+        Late in training most are short, and the metrics count that; a step with nothing to learn
+        from is another matter.
+        """
+        rule = self._algorithm.resampling
+        if rule is None or not drawn.masked:
+            return []
+        said = f"step {step}: {describe_shortage(drawn, self._best_reward)}"
+        if rule.when_short == "fail":
+            raise JobFailure(
+                Reason.USER_ERROR,
+                f"{said}. Give questions that the policy answers now right, now wrong, raise "
+                "`max_batches`, or set `when_short` to train",
+            )
+        return [] if drawn.trained else [{"message": f"{said}. The step trains nothing"}]
+
+    def _ask(self, start: int, count: int) -> list[Item]:
         try:
             return self._questions.at(start, count)
         except ValueError as error:
             raise JobFailure(Reason.USER_ERROR, str(error)) from error
 
     def _answer_greedily(self, step: int, drawn: Drawn, clock: PhaseClock) -> list[Episode]:
-        """Each question once; environments are reset as for the answers that are sampled."""
+        """Each question once; where none was replaced, environments are reset as for the answers
+        that are sampled."""
         if not self._algorithm.greedy_baseline:
             return []
         return self._collector.collect(

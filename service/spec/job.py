@@ -77,8 +77,8 @@ class JobSpec(SpecModel):
                 raise ValueError(f"`training.steps` is needed: {kind} has no epochs")
         elif self.data is None:
             raise ValueError(f"`data` is needed: {kind} trains on rows")
-        elif self.reward.model is not None:
-            raise ValueError(f"`reward.model` has no use: {kind} trains on rows")
+        elif self.reward != RewardSpec():
+            raise ValueError(f"`reward` has no use: {kind} trains on rows")
         return self
 
     @model_validator(mode="after")

@@ -147,16 +147,27 @@ def check_cuts(spec: JobSpec, layout: Layout) -> list[FieldProblem]:
 
 
 def check_schedule(spec: JobSpec) -> list[FieldProblem]:
-    """Whether the warm-up ends before the job does."""
-    steps, warmup = spec.training.steps, spec.optimizer.warmup_steps
-    if steps is None or warmup <= steps:
-        return []
-    problem = FieldProblem(
-        field="optimizer.warmup_steps",
-        message=f"{warmup} steps of warm-up are more than training.steps = {steps}",
-        fix=f"use at most {steps}",
-    )
-    return [problem]
+    """Whether the warm-up ends before the job does, and the policy learns at all."""
+    steps, warmup, critic = spec.training.steps, spec.optimizer.warmup_steps, spec.algorithm.critic
+    problems: list[FieldProblem] = []
+    if steps is not None and warmup > steps:
+        problems.append(
+            FieldProblem(
+                field="optimizer.warmup_steps",
+                message=f"{warmup} steps of warm-up are more than training.steps = {steps}",
+                fix=f"use at most {steps}",
+            )
+        )
+    if steps is not None and critic is not None and critic.warmup_steps >= steps:
+        problems.append(
+            FieldProblem(
+                field="algorithm.value_model.warmup_steps",
+                message=f"only the critic learns in the first {critic.warmup_steps} steps, and "
+                f"training.steps is {steps}",
+                fix=f"use less than {steps}",
+            )
+        )
+    return problems
 
 
 def _next_multiple(size: int, of: int) -> int:

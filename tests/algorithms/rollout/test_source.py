@@ -231,7 +231,7 @@ def test_a32_else_it_trains_on_what_there_is_and_the_batch_keeps_its_size(
     assert samples.metrics["reward_mean"] == 1.0  # of all that was played
     (warning,) = samples.warnings
     assert "only 0 of the 4 groups" in warning["message"]
-    assert "these train nothing" in warning["message"]
+    assert "The step trains nothing" in warning["message"]
 
 
 def test_a32_groups_with_spread_come_first_and_the_rest_is_masked(
@@ -243,6 +243,7 @@ def test_a32_groups_with_spread_come_first_and_the_rest_is_masked(
     rollout, masked = samples.rollout, int(samples.metrics["groups_masked"])
     assert rollout is not None
     assert 0 < masked < 8  # the coin fell so
+    assert samples.warnings == []  # the metrics tell
     assert masked == samples.metrics["groups_without_spread"]
     trained = 2 * (8 - masked)
     assert rollout.scored.tolist() == [True] * trained + [False] * (16 - trained)

@@ -184,3 +184,13 @@ def test_a_warm_up_longer_than_the_job_is_refused() -> None:
     (problem,) = check_schedule(spec(training={"steps": 5}, optimizer={"warmup_steps": 6}))
     assert (problem.field, problem.fix) == ("optimizer.warmup_steps", "use at most 5")
     assert check_schedule(spec(optimizer={"warmup_steps": 6})) == []
+
+
+def test_the_policy_learns_before_the_job_ends() -> None:
+    def problems(warmup: int) -> list[str]:
+        algorithm = {"type": "ppo", "value_model": {"warmup_steps": warmup}}
+        asked = spec(online=True, algorithm=algorithm, training={"steps": 10})
+        return [problem.field for problem in check_schedule(asked)]
+
+    assert problems(10) == ["algorithm.value_model.warmup_steps"]
+    assert problems(9) == []

@@ -167,3 +167,9 @@ def test_a_reward_model_is_not_evaluated_in_an_environment() -> None:
     assert problem.field == "evaluation.items"
     assert "writes no answers" in problem.message
     assert read_job_spec(json.dumps(REWARD_MODEL).encode()).algorithm.head == "value"
+
+
+def test_rewards_have_no_use_where_rows_are_trained_on() -> None:
+    document = REWARD_MODEL | {"reward": {"unfinished_penalty": 0.5}}
+    (problem,) = problems_of(json.dumps(document).encode())
+    assert (problem.field, problem.fix) == ("reward", "remove it")
