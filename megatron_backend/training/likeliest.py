@@ -60,8 +60,8 @@ def _largest(values: Tensor, ids: Tensor, count: int) -> Tensor:
     """
     bits = (values + 0.0).view(torch.int32)  # of -0 and 0 the bits differ
     # The bits of floats are in the floats' order but for the negative ones, which run backwards.
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    keys = ordered * _ID_VALUES + (_ID_VALUES - 1 - ids)
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    keys.mul_(_ID_VALUES).add_(_ID_VALUES - 1).sub_(ids)  # in place: it is a whole chunk
     return keys.topk(count, dim=-1).indices
 
 

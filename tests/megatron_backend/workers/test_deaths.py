@@ -25,10 +25,12 @@ from megatron_backend.workers.errors import (
 def test_what_a_death_means(
     error: RayError, oom_killed: bool, kind: type[WorkerLost], restartable: bool
 ) -> None:
-    death = death_of(3, error, oom_killed=oom_killed)
-    assert type(death) is kind
-    assert (death.rank, death.ranks, death.restartable) == (3, (3,), restartable)
-    assert str(death).startswith("rank 3 died: ")
+    for group, said in (("", "rank 3 died: "), ("teacher", "the teacher's rank 3 died: ")):
+        death = death_of(3, error, oom_killed=oom_killed, group=group)
+        assert type(death) is kind
+        assert (death.rank, death.ranks, death.restartable) == (3, (3,), restartable)
+        assert death.group == group
+        assert str(death).startswith(said)
 
 
 def test_the_message_is_one_line_for_people() -> None:
