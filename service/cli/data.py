@@ -76,7 +76,7 @@ def check(
     if as_json:
         out().print(Text(json.dumps(report, indent=2, ensure_ascii=False)))
     else:
-        _print_report(report, file)
+        print_report(report, file)
     raise typer.Exit(code)
 
 
@@ -117,12 +117,18 @@ def _ask(arguments: list[str]) -> tuple[dict[str, Any] | None, int]:
     return report, process.returncode
 
 
-def _print_report(report: dict[str, Any], file: str) -> None:
+def print_report(report: dict[str, Any], file: str) -> None:
+    """A report of `algorithms.data.check` for people."""
     console = out()
     console.print(f"{file if is_url(file) else os.path.basename(file)}", markup=False)
     console.print(_counts(report))
     if report["lengths"]:
-        console.print(_histogram(report["lengths"]))
+        lengths = report["lengths"]
+        console.print(
+            f"Tokens of a row: {lengths['shortest']} to {lengths['longest']}, half have at most "
+            f"{lengths['median']}, 95% at most {lengths['percentile_95']}"
+        )
+        console.print(_histogram(lengths))
     for problem in report["problems"]:
         console.print(Text.assemble((problem["place"], "bold"), ": ", _visible(problem["message"])))
         if problem["fix"]:
@@ -151,11 +157,7 @@ def _counts(report: dict[str, Any]) -> Table:
 
 
 def _histogram(lengths: dict[str, Any]) -> Table:
-    title = (
-        f"Tokens of a row: {lengths['shortest']} to {lengths['longest']}, half have at most "
-        f"{lengths['median']}, 95% at most {lengths['percentile_95']}"
-    )
-    table = Table(box=None, pad_edge=False, show_header=False, title=title, title_justify="left")
+    table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)

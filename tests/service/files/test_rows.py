@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.files.rows import Report, check_rows
+from tests.service.spec.rows.parquet_files import write_parquet
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 
@@ -132,3 +133,38 @@ def test_tool_calls_may_stand_for_content(tmp_path: Path) -> None:
     ]
     report = check(tmp_path, json.dumps({"messages": messages, "tools": []}) + "\n")
     assert (report.rows, report.problems) == (1, [])
+
+
+def test_rows_of_two_kinds_are_for_two_files(tmp_path: Path) -> None:
+    pair = '{"prompt": "a", "chosen": "b", "rejected": "c"}'
+    report = check(tmp_path, f"{GOOD}\n{pair}\n{GOOD}\n")
+    (problem,) = report.problems
+    assert problem.field == "line 2"
+    assert "another kind (chosen and rejected: preference) than line 1 (OpenAI chat" in (
+        problem.message
+    )
+
+
+def test_a_json_array_is_checked_by_its_rows(tmp_path: Path) -> None:
+    report = check(tmp_path, f'[{GOOD}, {{"messages": "text"}}, {GOOD}]')
+    assert report.rows == 2
+    assert [p.field for p in report.problems] == ["row 2"]
+
+
+def test_parquet_is_checked_by_its_rows(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "rows.parquet"
+    good = json.loads(GOOD)
+    write_parquet(path, [good, {"messages": []}, good])
+    report = check_rows(path, max_row_bytes=1000)
+    assert report.rows == 2
+    assert [(p.field, p.message) for p in report.problems] == [("row 2", "`messages` is empty")]
+
+
+def test_parquet_where_it_cannot_be_read_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.spec.rows.parquet.find_spec", lambda _: None)
+    report = check(tmp_path, b"PAR1")
+    (problem,) = report.problems
+    assert (problem.field, "install pyarrow" in problem.message) == ("file", True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.service.model_folders import CONFIG, write_model, write_tokenizer
-from tests.service.running_service import RunningService
+from tests.service.running_service import ROW, RunningService
 
 
 def refused(service: RunningService, document: dict[str, Any]) -> list[dict[str, str]]:
@@ -128,6 +128,66 @@ def test_a_file_for_another_purpose(service: RunningService) -> None:
     assert "fine-tune" in error["fix"]
 
 
+PAIRS = b'{"prompt":"a","chosen":"b","rejected":"c"}\n'
+LABELS = b'{"prompt":"a","completion":"b","label":true}\n'
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows", "says"),
+    [
+        ("sft", PAIRS, "a pair of answers"),
+        ("sft", LABELS, "an answer with a label"),
+        ("dpo", ROW, "a conversation"),
+        ("kto", PAIRS, "a pair of answers"),
+        ("reward_model", LABELS, "an answer with a label"),
+    ],
+)
+def test_b11_a_file_of_another_kind_than_the_algorithm_trains_on(
+    service: RunningService, algorithm: str, rows: bytes, says: str
+) -> None:
+    data = {"train": service.upload(rows), "validation": service.upload(rows)}
+    errors = refused(service, service.job_document(algorithm={"type": algorithm}, data=data))
+    assert [error["field"] for error in errors] == ["data.train", "data.validation"]
+    assert says in errors[0]["message"]
+    assert "another file" in errors[0]["fix"]
+
+
+@pytest.mark.parametrize(("algorithm", "rows"), [("dpo", PAIRS), ("kto", LABELS), ("sft", ROW)])
+def test_a_file_of_the_right_kind(service: RunningService, algorithm: str, rows: bytes) -> None:
+    document = service.job_document(
+        algorithm={"type": algorithm}, data={"train": service.upload(rows)}
+    )
+    answer = service.http.post("/v1/jobs:plan", json=document)
+    assert answer.status_code == 200, answer.text
+
+
+def test_rows_may_lie_under_a_data_root_or_in_s3(service: RunningService, tmp_path: Path) -> None:
+    root = service.settings.data_dir / "data"
+    root.mkdir(exist_ok=True)
+    (root / "rows.jsonl").write_bytes(ROW)
+    (root / "pairs.jsonl").write_bytes(PAIRS)
+    (tmp_path / "rows.jsonl").write_bytes(ROW)
+    (root / "link.jsonl").unlink(missing_ok=True)
+    (root / "link.jsonl").symlink_to(tmp_path / "rows.jsonl")
+
+    def plan(train: str) -> Any:
+        document = service.job_document(data={"train": train})
+        return service.http.post("/v1/jobs:plan", json=document)
+
+    for train in (str(root / "rows.jsonl"), "s3://bucket/rows.parquet"):
+        assert plan(train).status_code == 200, plan(train).text
+    outside = [str(tmp_path / "rows.jsonl"), str(tmp_path / "none"), str(root / "link.jsonl")]
+    for train in (*outside, f"{root}/../../etc/passwd", str(root)):
+        (error,) = plan(train).json()["errors"]
+        assert error["field"] == "data.train"
+        assert "under one of the service's data roots" in error["message"]
+    (error,) = plan(str(root / "pairs.jsonl")).json()["errors"]
+    assert "a pair of answers" in error["message"]
+    for train in ("s3://b", "rows.jsonl", "http://x/y", "file-x"):
+        (error,) = plan(train).json()["errors"]
+        assert error["field"] == "data.train"
+
+
 def online(service: RunningService, **environment: Any) -> dict[str, Any]:
     chain_sum = {"id": "reasoning_gym/chain_sum", "config": {"min_terms": 3, "max_terms": 3}}
     reference = {"id": "tools/calculator", "config": {"questions": chain_sum}}
@@ -169,6 +229,25 @@ def test_environments_and_their_settings_are_checked(
     errors = refused(service, online(service, **environment))
     assert field in {e["field"] for e in errors}
     assert says in json.dumps(errors)
+
+
+def test_lengths_of_episodes_go_by_the_environment_s_turns(service: RunningService) -> None:
+    overlong = {"max_tokens": 64, "buffer_tokens": 16}
+    document = online(service, max_turns=2) | {
+        "algorithm": {"type": "grpo", "group_size": 4, "overlong": overlong}
+    }
+    assert service.http.post("/v1/jobs:plan", json=document).json()["notes"] == []
+    document["environment"]["max_turns"] = 1
+    (error,) = refused(service, document)
+    assert error["field"] == "algorithm.overlong.max_tokens"
+    assert "at most 32 of the policy" in error["message"]
+    # Where the environment is not there, nothing is known of its turns.
+    document["environment"]["id"] = "no/such"
+    (error,) = refused(service, document)
+    assert error["field"] == "environment.id"
+    constant = online(service, max_turns=2) | {"algorithm": {"type": "dr_grpo", "group_size": 4}}
+    (note,) = service.http.post("/v1/jobs:plan", json=constant).json()["notes"]
+    assert "length_constant is 1024, and an episode has at most 64 tokens" in note
 
 
 def test_a_batch_that_is_no_multiple_of_the_group(service: RunningService) -> None:

@@ -1,0 +1,76 @@
+"""Rows in S3 are read as they come, like those of a path."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from service.spec.rows import RowFile
+
+ROWS = [
+    {"messages": [{"role": "user", "content": f"{n} \u2028 {'x' * 50_000}"}]} for n in range(200)
+]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """Address of an S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty bucket, and the environment that leads to it."""
+    import boto3
+
+    variables = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-the-storage",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = boto3.resource("s3").Bucket("planish-rows")
+    found.create()
+    yield found
+    found.objects.delete()
+    found.delete()
+
+
+def _lines() -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
+
+
+@pytest.mark.parametrize("form", ["lines", "array"])
+def test_rows_of_s3_are_those_of_a_path(bucket: Any, form: str) -> None:
+    """10 MB: more than is fetched at once."""
+    body = _lines() if form == "lines" else json.dumps(ROWS).encode()
+    bucket.put_object(Key="folder/rows", Body=body)
+    file = RowFile("s3://planish-rows/folder/rows")
+    assert file.size() == len(body)
+    found = []
+    for row in file:
+        found.append(row.fields)
+        if len(found) == 1:
+            assert file.bytes_read < len(body)
+    assert found == ROWS
+
+
+@pytest.mark.parametrize("name", ["planish-rows/none", "no-such-bucket/rows"])
+def test_what_is_not_there_is_an_error_of_the_file(bucket: Any, name: str) -> None:  # noqa: ARG001
+    with pytest.raises(OSError, match=r"rows|none|bucket|exist"):
+        list(RowFile(f"s3://{name}"))
+
+
+def test_without_s3fs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.spec.rows.location.find_spec", lambda _: None)
+    with pytest.raises(OSError, match="install planish with the extra `s3`"):
+        list(RowFile("s3://planish-rows/rows"))
