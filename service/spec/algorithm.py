@@ -24,7 +24,7 @@ Head = Literal["vocabulary", "value"]
 
 class DynamicSampling(SpecModel):
     """Questions whose answers all have the same reward teach nothing, and are replaced by others
-    (DAPO, arXiv 2503.14476, section 3.2)."""
+    (DAPO, arXiv 2503.14476, section 3.2). What counts is the environment's reward alone."""
 
     max_batches: Annotated[int, Field(ge=1, le=1000)] = 5
     """Batches of questions at most that are sampled for one step."""

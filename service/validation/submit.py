@@ -141,7 +141,8 @@ class Validator:
         pinned, found = self._pin_environments(spec)
         problems += found
         max_turns = self._max_turns(pinned)
-        problems += check_overlong(spec, max_turns)
+        if max_turns is not None:
+            problems += check_overlong(pinned, max_turns)
         if problems or layout is None or model is None:
             raise InvalidRequest(problems)
         pinned = with_pinned(pinned.model_copy(update={"model": model.source}), others.models)
@@ -157,11 +158,12 @@ class Validator:
             resume=resume,
         )
 
-    def _max_turns(self, spec: JobSpec) -> int:
-        """Assistant turns of the job's environment, where it exists."""
-        reference = spec.environment
-        known = self._catalogue.environments() if reference is not None else {}
-        return known[reference.id].max_turns if reference and reference.id in known else 1
+    def _max_turns(self, spec: JobSpec) -> int | None:
+        """Assistant turns of the job's environment; None where it has none, or one that is not
+        there."""
+        if spec.environment is None:
+            return None
+        return self._catalogue.environments()[spec.environment.id].max_turns
 
     def _pin_environments(self, spec: JobSpec) -> tuple[JobSpec, list[FieldProblem]]:
         problems: list[FieldProblem] = []
