@@ -89,11 +89,11 @@ def parameters(
     ]
 
 
-def agree(ours: Any, theirs: Any) -> None:
-    """Fails where a number is further off than 1e-6, or than 1e-6 of it where it is above 1."""
+def agree(ours: Any, theirs: Any, *, tolerance: float = TOLERANCE) -> None:
+    """Fails where a number is further off than that; above 1, than that part of the number."""
     one = ours.detach().double().numpy() if isinstance(ours, Tensor) else np.asarray(ours)
     other = np.asarray(theirs)
     assert one.shape == other.shape
     assert np.isfinite(one).all()
     apart = np.abs(one - other) / np.maximum(1.0, np.abs(other))
-    assert apart.max() <= TOLERANCE, f"{apart.max():.3g} apart:\n{one}\n{other}"
+    assert apart.max() <= tolerance, f"{apart.max():.3g} apart:\n{one}\n{other}"

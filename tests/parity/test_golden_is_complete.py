@@ -101,9 +101,16 @@ def _fields(of: type[AlgorithmSpec]) -> list[str]:
     return [field for field, _ in _options(of)]
 
 
+PAGE = (ROOT / "docs" / "algorithms" / "differences.md").read_text()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_users_are_told_the_versions(package: str) -> None:
+    assert f"{package} {golden_files.read(package)['versions'][package]}".lower() in PAGE.lower()
+
+
 def test_every_conversion_is_explained_to_users() -> None:
-    page = (ROOT / "docs" / "algorithms" / "differences.md").read_text()
-    section = page.split("## Where a reference is converted")[1]
+    section = PAGE.split("## Where a reference is converted")[1]
     rows = set(re.findall(r"^\| `([a-z-]+)` \|", section, flags=re.MULTILINE))
     used = {
         row

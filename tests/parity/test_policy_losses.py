@@ -1,5 +1,7 @@
 """Policy losses, and the critic's, are those of TRL, verl, OpenRLHF and Liger, with gradients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -66,7 +68,22 @@ def test_value_loss_and_gradient(spec: PpoSpec, expected: Expected) -> None:
     agree(unaligned(values.grad), expected.array("gradient"))
 
 
-@pytest.mark.parametrize(("spec", "expected"), parameters(LOSSES, batches=("ragged", "empty-rows")))
+@pytest.mark.parametrize(("spec", "expected"), parameters(LOSSES, batches=["turns"]))
+def test_in_float32_as_a_job_trains(spec: AlgorithmSpec, expected: Expected) -> None:
+    batch = batch_of(expected.inputs)
+    rounded = {name: values.float() for name, values in batch.per_token.items()}
+    log_probs = aligned(expected.inputs.new).float().requires_grad_()
+    outputs = PolicyOutputs(log_probs=log_probs, entropy=torch.zeros_like(log_probs))
+    batch = replace(batch, per_token=rounded)
+    output = load_algorithm(spec).loss(outputs, batch, Normalizer.of(batch))
+    output.loss.backward()
+    assert output.loss.dtype == torch.float32
+    loss, gradient = expected.loss_and_gradient()
+    agree(output.loss, loss, tolerance=5e-6)
+    agree(unaligned(log_probs.grad), gradient, tolerance=5e-6)
+
+
+@pytest.mark.parametrize(("spec", "expected"), parameters(LOSSES, batches=["ragged", "empty-rows"]))
 def test_a01_the_shares_of_single_rows_add_up_to_it(
     spec: AlgorithmSpec, expected: Expected
 ) -> None:

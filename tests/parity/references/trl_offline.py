@@ -43,6 +43,10 @@ def _sft(inputs: Inputs, log_probs: Tensor, *, count: int | None) -> Tensor:
     return loss
 
 
+def _scored(scores: Tensor, **_: Any) -> SimpleNamespace:
+    return SimpleNamespace(logits=scores.unsqueeze(-1))
+
+
 def _reward_model(inputs: Inputs, *, margin: bool, center: float | None) -> Values:
     def loss(scores: Tensor) -> Tensor:
         trainer = trl_parts.trainer(
@@ -52,8 +56,7 @@ def _reward_model(inputs: Inputs, *, margin: bool, center: float | None) -> Valu
         given: dict[str, Any] = {"attention_mask": torch.ones(len(scores), 2)}
         if margin:
             given["margin"] = tensor(inputs.margins[inputs.whole_pairs])
-        model = lambda **_: SimpleNamespace(logits=scores.unsqueeze(-1))  # noqa: E731
-        value: Tensor = trainer.compute_loss(model, given)
+        value: Tensor = trainer.compute_loss(partial(_scored, scores), given)
         return value
 
     kept = np.tile(inputs.whole_pairs, 2)

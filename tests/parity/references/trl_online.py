@@ -116,60 +116,64 @@ def _completions(inputs: Inputs) -> tuple[list[list[int]], list[list[int]]]:
     return [[3] * len(row) for row in rows], [row.astype(int).tolist() for row in rows]
 
 
+_PLAIN: dict[str, Any] = {
+    "num_iterations": 1,
+    "reward_weights": torch.ones(1, dtype=torch.float64),
+    "reward_funcs": [None],
+    "reward_func_names": ["reward"],
+    "multi_objective_aggregation": "sum_then_normalize",
+    "normalize_advantages": False,
+    "reward_clip_range": None,
+    "mask_truncated_completions": False,
+    "environment_factories": None,
+    "environments": None,
+    "tools": None,
+    "pad_to_multiple_of": None,
+    "log_multimodal": False,
+    "_is_vlm": False,
+    "_tokenizer": trl_parts.arguments(pad_token_id=0),
+    "processing_class": None,
+    "chat_template_kwargs": {},
+}
+"""Attributes of a trainer of one reward, without images, tools and environments."""
+
+
 def _played(inputs: Inputs, of: type, settings: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """What the trainer makes of canned completions and rewards. A row of which nothing is trained
     has no reward: NaN says so."""
     completions, tools = _completions(inputs)
-    size, rows = inputs.group_size, len(inputs.mask)
-    rollout = [
-        row[: len(ids)].tolist() for row, ids in zip(inputs.rollout, completions, strict=True)
-    ]
-    rewards = np.where(inputs.trained_rows, inputs.rewards, np.nan)
-    reference = torch.nn.Identity()
-    of_reference = inputs.near_reference(RATIO_BOUND).reference
-    log_probs = lambda model, *_, **__: (  # noqa: E731
-        tensor(of_reference if model is reference else inputs.old),
-        None,
-        None,
-    )
+    rows, pairs = len(inputs.mask), zip(inputs.rollout, completions, strict=True)
+    rollout = [row[: len(ids)].tolist() for row, ids in pairs]
+    rewards = tensor(np.where(inputs.trained_rows, inputs.rewards, np.nan)).unsqueeze(1)
+    reference, near = torch.nn.Identity(), inputs.near_reference(RATIO_BOUND).reference
+
+    def log_probs(model: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
+        return tensor(near if model is reference else inputs.old), None, None
+
     prompts = [[1]] * rows
     generated: tuple[Any, ...] = (prompts, completions, completions)
     if of is GRPOTrainer:
         generated = (prompts, completions, tools, completions, rollout, {}, None, None)
-    correction = "vllm_importance_sampling_mode" in settings
+    corrected = "vllm_importance_sampling_mode" in settings
+    corrections = {
+        f"vllm_importance_sampling_{name}": settings.get(f"vllm_importance_sampling_{name}")
+        for name in ("mode", "clip_min", "clip_max")
+    }
     trainer = trl_parts.trainer(
         of,
+        **_PLAIN,
+        **corrections,
+        use_vllm=corrected,
+        vllm_importance_sampling_correction=corrected,
         ref_model=reference,
         beta=settings.get("beta", 0.0),
-        num_generations=size,
-        num_iterations=1,
-        reward_weights=torch.ones(1, dtype=torch.float64),
-        reward_funcs=[None],
-        reward_func_names=["reward"],
+        num_generations=inputs.group_size,
         scale_rewards=settings.get("scale_rewards"),
-        multi_objective_aggregation="sum_then_normalize",
-        normalize_advantages=False,
-        reward_clip_range=None,
-        mask_truncated_completions=False,
-        environment_factories=None,
-        environments=None,
-        tools=None,
-        pad_to_multiple_of=None,
-        log_multimodal=False,
-        _is_vlm=False,
-        _tokenizer=trl_parts.arguments(pad_token_id=0),
-        processing_class=None,
-        chat_template_kwargs={},
-        use_vllm=correction,
-        vllm_importance_sampling_correction=correction,
-        vllm_importance_sampling_mode=settings.get("vllm_importance_sampling_mode"),
-        vllm_importance_sampling_clip_min=settings.get("vllm_importance_sampling_clip_min"),
-        vllm_importance_sampling_clip_max=settings.get("vllm_importance_sampling_clip_max"),
         args=trl_parts.arguments(
             per_device_train_batch_size=rows, steps_per_generation=1, gradient_accumulation_steps=1
         ),
         _generate=lambda _: generated,
-        _calculate_rewards=lambda *_: tensor(rewards).unsqueeze(1),
+        _calculate_rewards=lambda *_: rewards,
         _get_per_token_logps_and_entropies=log_probs,
     )
     made: Mapping[str, Tensor] = trainer._generate_and_score_completions([{"prompt": "p"}] * rows)
