@@ -11,16 +11,21 @@ from torch import Tensor
 from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer, PolicyOutputs
 from algorithms.losses.divergence import estimate_kl
+from algorithms.rollout.episode import Segment
+from algorithms.rollout.tensors import episode_batch, episode_rollout
 from algorithms.samples import Rollout
 from service.spec import (
     GrpoSpec,
     PolicyGradientSpec,
+    PpoSpec,
     ReinforcePlusPlusSpec,
+    RewardSpec,
     RolloutCorrection,
     algorithm_specs,
 )
 from tests.algorithms.reference_fixture import LENGTHS, reference_fixture
 from tests.algorithms.reference_loss import loss_of
+from tests.algorithms.rollout.episodes import episode, turn
 from tests.algorithms.rollouts import rollout_of
 
 EVERY = [spec for spec in algorithm_specs().values() if issubclass(spec, PolicyGradientSpec)]
@@ -314,3 +319,25 @@ def test_log_probs_of_the_old_policy_are_asked_for_only_where_they_are_read(
         assert load_algorithm(kind.model_validate(fields)).needs_old_log_probs
     passes = load_algorithm(kind.model_validate({"updates_per_rollout": 3, "mini_batches": 4}))
     assert (passes.updates_per_rollout, passes.mini_batches) == (3, 4)
+
+
+def test_a30_i05_rewards_of_turns_reach_the_tokens_that_earned_them() -> None:
+    """From episodes on: turns that earn 0.25 and 1, and an answer that is cut and earns 0.5."""
+    said = Segment(origin="observation", token_ids=[3, 3])
+    episodes = [
+        episode([turn([5, 9]), said, turn([6, 7, 9])], 0.25, 1.0),
+        episode([turn([5, 6, 7], "length")], 0.5),
+    ]
+    reward = RewardSpec(unfinished_penalty=0.5)
+    batch = episode_batch(episodes, reward=reward, padding_id=0, max_length=64)
+    rollout = episode_rollout(episodes, batch, reward=reward)
+    values = torch.zeros_like(batch.loss_mask)
+    rollout = replace(rollout, batch=batch.with_per_token(values=values))
+    spec = PpoSpec(kl_coef=0.0, gae_lambda=1.0, whiten_advantages=False)
+    returns = load_algorithm(spec).advantages(rollout).returns
+    assert returns[0, :9].tolist() == [0, 0, 1.25, 1.25, 0, 0, 1.0, 1.0, 1.0]
+    assert returns[1].tolist() == [0.0] * returns.shape[1]  # 0.5 less the penalty of 0.5
+    whole = load_algorithm(GrpoSpec(normalize_by_std=False)).advantages(
+        replace(rollout, group_size=2)
+    )
+    assert whole.advantages[:, 2].tolist() == [0.625, -0.625]
