@@ -49,6 +49,8 @@ class RowSource:
 
     def __init__(self, context: JobContext, chat: ChatFormat, dataset: Dataset) -> None:
         spec = context.spec
+        self._digest = dataset.digest()
+        self._goes_on_with_another = context.resume is not None
         seed = spec.data.shuffle_seed if spec.data is not None else 0
         self._examples = dataset.examples
         self._sampler = Sampler(len(dataset.examples), seed=seed)
@@ -78,9 +80,23 @@ class RowSource:
         )
 
     def state(self) -> dict[str, Any]:
-        return {"position": self._sampler.position}
+        """The cursor, and what the rows are, which a file in S3 or on a disk may not stay."""
+        return {"position": self._sampler.position, "rows": self._digest}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `state`.
+
+        Raises:
+            JobFailure: USER_ERROR; the rows are others than this job has trained on so far. A job
+                that goes on with another's state may have another bound on their length.
+        """
+        if state.get("rows", self._digest) != self._digest and not self._goes_on_with_another:
+            raise JobFailure(
+                Reason.USER_ERROR,
+                "data.train: the rows are not those that the checkpoint was made with, so its "
+                "place in them means nothing; put the file back as it was, or start a new job with "
+                "`model.from`",
+            )
         self._sampler.position = int(state["position"])
 
 

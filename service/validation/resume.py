@@ -195,7 +195,7 @@ def _differences(spec: JobSpec, earlier: JobSpec, job: Job) -> list[FieldProblem
         ("algorithm.type", spec.algorithm.type, earlier.algorithm.type),
         ("precision.dtype", spec.precision.dtype, earlier.precision.dtype),
     ]
-    for name in ("train", "shuffle_seed", "too_long"):
+    for name in ("train", "shuffle_seed", "too_long", "strings"):
         now, then = (getattr(each.data, name, None) for each in (spec, earlier))
         compared.append((f"data.{name}", now, then))
     for name in ("id", "config", "seed"):

@@ -1,6 +1,6 @@
 """Which rows an algorithm takes."""
 
-from service.spec.algorithm import RowKind
+from service.spec.algorithm import RowKind, algorithm_specs
 from service.spec.rows.faults import RowFault
 from service.spec.rows.formats import Format
 from service.spec.rows.shapes import Kind
@@ -10,12 +10,6 @@ _SAYS: dict[Kind, str] = {
     "preference": "a pair of answers",
     "label": "an answer with a label",
     "prompt": "a prompt without an answer",
-}
-_TAKES: dict[Kind, str] = {
-    "conversation": "sft",
-    "preference": "dpo, simpo, orpo and reward_model",
-    "label": "kto",
-    "prompt": "nothing that trains on rows",
 }
 
 
@@ -32,5 +26,12 @@ def check_format(found: Format, wanted: RowKind) -> None:
         raise RowFault(
             f"the row is {_SAYS[found.kind]} ({found.name}), but the algorithm trains on rows "
             f"that are each {_SAYS[wanted]}",
-            f"give it another file; this one is for {_TAKES[found.kind]}",
+            f"give it another file; this one is for {_algorithms_for(found.kind)}",
         )
+
+
+def _algorithms_for(kind: Kind) -> str:
+    """Names of those that train on rows of a kind."""
+    specs = algorithm_specs().items()
+    names = [name for name, spec in specs if not spec.online and spec.rows == kind]
+    return ", ".join(names) or "no algorithm that trains on rows"

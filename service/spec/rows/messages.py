@@ -75,6 +75,8 @@ def _message(raw: Any, place: str) -> Message:
     message = {name: value for name, value in raw.items() if value is not None}
     if message.get("weight", 1) not in (0, 1):
         raise RowFault(f"`{place}.weight` is {shown(message['weight'])}", "use 0 or 1")
+    if "function_call" in message:
+        raise RowFault(f"`{place}.function_call` is OpenAI's old format", "use `tool_calls`")
     calls = message.pop("tool_calls", None)
     if calls is not None and role != "assistant":
         raise RowFault(f"`{place}.tool_calls` in a message of the role {role}", "remove it")

@@ -1,5 +1,6 @@
 """Rows as steps, and the loss on a file, which is that of one batch however the file is cut."""
 
+import json
 from typing import Any
 
 import pytest
@@ -13,9 +14,20 @@ from algorithms.data.collation import collate
 from algorithms.data.dataset import Dataset
 from algorithms.data.examples import Example, Item, LabelledExample, Pair
 from algorithms.data.source import RowSource, validation_loss
+from algorithms.errors import JobFailure
 from algorithms.phases import PhaseClock
 from algorithms.samples import Samples
-from service.spec import DpoSpec, JobContext, JobSpec, OrpoSpec, ResolvedModel, SftSpec, SimpoSpec
+from service.spec import (
+    DpoSpec,
+    JobContext,
+    JobSpec,
+    OrpoSpec,
+    Reason,
+    ResolvedModel,
+    ResumedCheckpoint,
+    SftSpec,
+    SimpoSpec,
+)
 from tests.algorithms.tiny_policy import TinyPolicy, tiny_model
 
 
@@ -93,6 +105,27 @@ def test_validation_loss_of_pairs(spec: Any, batch_size: int) -> None:
     assert seen == list(range(5))
 
 
+def _context(algorithm: str, resume: ResumedCheckpoint | None = None) -> JobContext:
+    name = "file-0123456789abcdef"
+    spec = JobSpec.model_validate(
+        {
+            "name": "pairs",
+            "model": {"path": "tiny"},
+            "algorithm": {"type": algorithm},
+            "data": {"train": name},
+            "training": {"global_batch_size": 2, "epochs": 2, "max_length": 16},
+        }
+    )
+    return JobContext(
+        job_id="job-1",
+        spec=spec,
+        dp=1,
+        model=ResolvedModel(kind="random", config={}, tokenizer="t"),
+        files={name: "rows"},
+        resume=resume,
+    )
+
+
 @pytest.mark.parametrize("kind", ["pairs", "labels"])
 def test_a_step_has_so_many_rows_of_the_file(kind: str, chatml: PreTrainedTokenizerFast) -> None:
     """`global_batch_size` counts pairs, not answers, and every row comes once an epoch."""
@@ -102,23 +135,7 @@ def test_a_step_has_so_many_rows_of_the_file(kind: str, chatml: PreTrainedTokeni
             LabelledExample(answer=one, desirable=index % 2 == 0)
             for index, one in enumerate(_examples(5, 1))
         ]
-    name = "file-0123456789abcdef"
-    spec = JobSpec.model_validate(
-        {
-            "name": "pairs",
-            "model": {"path": "tiny"},
-            "algorithm": {"type": "dpo" if kind == "pairs" else "kto"},
-            "data": {"train": name},
-            "training": {"global_batch_size": 2, "epochs": 2, "max_length": 16},
-        }
-    )
-    context = JobContext(
-        job_id="job-1",
-        spec=spec,
-        dp=1,
-        model=ResolvedModel(kind="random", config={}, tokenizer="t"),
-        files={name: "rows"},
-    )
+    context = _context("dpo" if kind == "pairs" else "kto")
     source = RowSource(context, ChatFormat(chatml), Dataset(examples=items))
     assert source.total_steps == 5  # 2 epochs of 5 rows, 2 a step
     drawn = [source.draw(step, PhaseClock()) for step in range(1, 6)]
@@ -131,3 +148,22 @@ def test_a_step_has_so_many_rows_of_the_file(kind: str, chatml: PreTrainedTokeni
         width = min(same.tokens.shape[1], samples.batch.tokens.shape[1])
         assert torch.equal(samples.batch.loss_mask[:, :width], same.loss_mask[:, :width])
         assert samples.batch.lengths.tolist() == same.lengths.tolist()
+
+
+def test_a_job_never_goes_on_in_rows_that_changed(chatml: PreTrainedTokenizerFast) -> None:
+    """A file in S3 or on a disk may be another one when the job is started again."""
+    chat, rows = ChatFormat(chatml), Dataset(examples=_examples(5, 1))
+    source = RowSource(_context("sft"), chat, rows)
+    source.draw(1, PhaseClock())
+    state = json.loads(json.dumps(source.state()))
+    same = RowSource(_context("sft"), chat, Dataset(examples=_examples(5, 1)))
+    same.restore(state)
+    assert same.draw(2, PhaseClock()).rows == source.draw(2, PhaseClock()).rows
+    changed = Dataset(examples=_examples(5, 2))
+    with pytest.raises(JobFailure, match="not those that the checkpoint was made with") as caught:
+        RowSource(_context("sft"), chat, changed).restore(state)
+    assert caught.value.reason is Reason.USER_ERROR
+    # What another job has left is compared at submit, and may be cut at another length.
+    resumed = ResumedCheckpoint(job="job-0", step=1, checkpoint="/c")
+    RowSource(_context("sft", resumed), chat, changed).restore(state)
+    RowSource(_context("sft"), chat, changed).restore({"position": 2})

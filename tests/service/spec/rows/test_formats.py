@@ -150,6 +150,8 @@ def test_a_label_that_is_not_true_or_false_is_never_guessed(label: Any) -> None:
         ({"messages": [USER, ANSWER], "tools": [1]}, "`tools` is no list of objects"),
         ({"messages": [USER, ANSWER], "tools": "[1"}, "`tools` is a string that is no JSON"),
         ({"messages": [{**USER, "tool_calls": [{}]}]}, "in a message of the role user"),
+        ({"messages": [USER, {**ANSWER, "function_call": {"name": "f"}}]}, "use `tool_calls`"),
+        ({"messages": [USER, ANSWER], "images": ["a.png"]}, "`images`, and only text"),
         ({"messages": [{**USER, "reasoning": "x"}, ANSWER]}, "that no assistant wrote"),
         ({"messages": [USER, {**ANSWER, "reasoning": "a", "thinking": "b"}]}, "different"),
         ({"conversations": [{"from": "bot", "value": "x"}]}, r"conversations\[0\].from` is 'bot'"),
