@@ -105,6 +105,8 @@ def test_plan_shows_the_models_with_ranks_of_their_own(
     write_reward_model(model_root / "rewards")
     frozen = {"source": {"path": "rewards"}, "layout": {"tp": 2, "pp": 2}}
     document = online(service) | {"reward": {"model": frozen}, "algorithm": {"type": "ppo"}}
+    # The environment is asked once, with more patience than a command has on a busy machine.
+    assert service.http.post("/v1/jobs:plan", json=document).status_code == 200
     path = tmp_path / "ppo.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     code, out, err = run("plan", str(path))
