@@ -130,7 +130,7 @@ def _check_scores(job: Job, group: "WorkerGroup[RankWorker]", folder: Path) -> f
         lengths=torch.full((len(tokens),), tokens.shape[1]),
         loss_mask=torch.zeros(tokens.shape),
     )
-    ours = gather_rows(job.layout, group.call(RankWorker.scores, batch)).squeeze(1)
+    ours = gather_rows(job.layout, group.call(RankWorker.scores, batch))
     difference = compare_scores(folder, tokens, ours)
     _refuse_large(difference, "scores", SCORE_TOLERANCE[job.context.spec.precision.dtype])
     return difference.largest

@@ -92,7 +92,7 @@ class Reader:
             return None
         rows = [row for micro in batches for row in micro.rows]
         return [
-            RowShare(rows=rows, values=_joined(pieces, batch.tokens.shape[1]).numpy())
+            RowShare(rows=rows, values=joined(pieces, batch.tokens.shape[1]).numpy())
             for pieces in zip(*collected, strict=True)
         ]
 
@@ -102,7 +102,7 @@ def _collect(outputs: tuple[Tensor, ...], _micro: MicroBatch) -> tuple[Tensor, A
     return torch.zeros((), device=outputs[0].device), [tensor.cpu() for tensor in outputs]
 
 
-def _joined(pieces: Sequence[Tensor], length: int) -> Tensor:
+def joined(pieces: Sequence[Tensor], length: int) -> Tensor:
     """[rows, length, ...] from [rows, T, ...] of each micro-batch, or [rows] from [rows]."""
     if pieces[0].dim() == 1:
         return torch.cat(list(pieces))

@@ -34,6 +34,7 @@ from megatron_backend.training.micro_batch import (
     micro_batches,
     plan_micro_batches,
 )
+from megatron_backend.training.reading import joined
 from megatron_backend.training.sequence import Cut
 from megatron_backend.training.shares import RowShare, StepShare
 from megatron_backend.training.values import read_values
@@ -171,31 +172,24 @@ class Trainer:
         return self._rows(self.chunks, batch, lambda outputs: value_outputs(outputs).values)
 
     def scores(self, batch: Batch) -> RowShare | None:
-        """[rows, 1] scores of this rank's rows; None where they are not computed.
+        """[rows] scores of this rank's rows; None where they are not computed.
 
         Raises:
             TypeError: the model has no value head.
         """
-        return self._rows(
-            self.chunks, batch, lambda outputs: value_outputs(outputs).scores.unsqueeze(1), width=1
-        )
+        return self._rows(self.chunks, batch, lambda outputs: value_outputs(outputs).scores)
 
     def _rows(
         self,
         chunks: Sequence[torch.nn.Module],
         batch: Batch,
         pick: Callable[[Outputs], Tensor],
-        *,
-        width: int | None = None,
     ) -> RowShare | None:
-        """What `pick` takes of a model's outputs, without gradient, in rows of `width` (null: T).
-
-        A micro-batch's rows may be shorter; behind them the result is 0.
-        """
+        """What `pick` takes of a model's outputs, without gradient; 0 behind each row's end."""
 
         def finish(outputs: Outputs, _micro: MicroBatch) -> tuple[Tensor, Tensor]:
             picked = pick(outputs)
-            return picked.new_zeros(()), picked
+            return picked.new_zeros(()), picked.cpu()
 
         self._set_training(False)
         batches = self._micro_batches(batch)
@@ -204,12 +198,7 @@ class Trainer:
         if not self._speaks:
             return None
         rows = [row for micro in batches for row in micro.rows]
-        values = torch.zeros(len(rows), batch.tokens.shape[1] if width is None else width)
-        start = 0
-        for piece in pieces:
-            values[start : start + len(piece), : piece.shape[1]] = piece
-            start += len(piece)
-        return RowShare(rows=rows, values=values.numpy())
+        return RowShare(rows=rows, values=joined(pieces, batch.tokens.shape[1]).numpy())
 
     @property
     def _speaks(self) -> bool:

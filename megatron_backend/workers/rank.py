@@ -164,7 +164,7 @@ class RankWorker:
         return self.trainer.log_probs(batch, model=model)
 
     def scores(self, batch: Batch) -> RowShare | None:
-        """[rows, 1] scores of this rank's rows, by a trained reward model; see `gather_rows`."""
+        """[rows] scores of this rank's rows, by a trained reward model; see `gather_rows`."""
         return self.trainer.scores(batch)
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepShare:
