@@ -152,7 +152,10 @@ def test_a_policy_learns_what_a_reward_model_likes(tmp_path: Path) -> None:
         "reward",
         tmp_path / "reward",
         algorithm={"type": "grpo", "group_size": 8},
-        reward={"environment_weight": 0.0, "model": {"source": {"path": "reward"}}},
+        reward={
+            "environment_weight": 0.0,
+            "model": {"source": {"path": "reward"}, "layout": {"dp": 2}},
+        },
         training={"steps": 30, "global_batch_size": 64, "max_length": frozen_job.LENGTH},
     )
     assert tiny_job.start(job).wait(400) == 0, tiny_job.log_text(job)
