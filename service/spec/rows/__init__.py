@@ -3,10 +3,10 @@
 Service and workers read files with this one code, so that what an upload accepts a job can read.
 """
 
-from service.spec.rows.faults import RowFault
+from service.spec.rows.faults import FileFault, RowFault
 from service.spec.rows.formats import FORMATS, Format, format_of, parse_row
 from service.spec.rows.kinds import check_format
-from service.spec.rows.reading import FileFault, RawRow, RowError, RowFile
+from service.spec.rows.reading import RawRow, RowError, RowFile
 from service.spec.rows.shapes import (
     Conversation,
     Kind,

@@ -19,6 +19,10 @@ class RowFault(ValueError):
         self.fix = fix
 
 
+class FileFault(ValueError):
+    """A file that holds no rows, or none in a form that can be read here."""
+
+
 def kind_of(value: Any) -> str:
     """A JSON value's type, with its article."""
     if value is None:

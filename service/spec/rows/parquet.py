@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, BinaryIO
 
-from service.spec.rows.faults import RowFault
+from service.spec.rows.faults import FileFault, RowFault
 
 MAGIC = b"PAR1"
 ROWS_AT_ONCE = 256
@@ -22,10 +22,10 @@ def rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | RowFault]]:
     """Number and row of each row. A file that is damaged ends in a fault.
 
     Raises:
-        OSError: pyarrow is not installed.
+        FileFault: pyarrow is not installed.
     """
     if find_spec("pyarrow") is None:
-        raise OSError("this installation cannot read Parquet: install pyarrow")
+        raise FileFault("this installation cannot read Parquet: install pyarrow")
     arrow, reader = import_module("pyarrow"), import_module("pyarrow.parquet")
     number = 0
     try:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
 from service.spec.rows import json_array, json_lines, parquet
-from service.spec.rows.faults import RowFault
-from service.spec.rows.location import Location, open_binary
+from service.spec.rows.faults import FileFault, RowFault
+from service.spec.rows.location import Location, as_os_error, is_url, open_binary
 
 MAX_ROW_BYTES = 16 * 2**20
 """Longest row of JSON, unless a caller sets less."""
@@ -29,10 +29,6 @@ class RowError(ValueError):
         super().__init__(f"{place}: {fault}")
         self.place = place
         self.fault = fault
-
-
-class FileFault(ValueError):
-    """A file that holds no rows in any form that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ class RowFile:
             encoding = sniff(file)
             unit = "line" if encoding == "JSON Lines" else "row"
             empty = True
-            for number, fields in self._rows(file, encoding):
+            for number, fields in self._guarded(self._rows(file, encoding)):
                 empty = False
                 self.bytes_read = file.tell()
                 yield RawRow(number, f"{unit} {number}", fields)
@@ -101,6 +97,19 @@ class RowFile:
         """
         with open_binary(self.location) as file:
             return file.seek(0, 2)
+
+    def _guarded(
+        self, rows: Iterator[tuple[int, dict[str, Any] | RowFault]]
+    ) -> Iterator[tuple[int, dict[str, Any] | RowFault]]:
+        """The same rows; what a store raises in the middle becomes an OSError."""
+        try:
+            yield from rows
+        except FileFault:
+            raise
+        except Exception as error:
+            if not is_url(self.location):
+                raise
+            raise as_os_error(error, self.location) from error
 
     def _rows(
         self, file: BinaryIO, encoding: Encoding

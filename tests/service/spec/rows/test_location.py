@@ -1,12 +1,14 @@
 """Rows in S3 are read as they come, like those of a path."""
 
+import errno
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from service.spec.rows import RowFile
+from service.spec.rows import FileFault, RowFile
+from service.spec.rows.location import as_os_error
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"{n} \u2028 {'x' * 50_000}"}]} for n in range(200)
@@ -66,11 +68,30 @@ def test_rows_of_s3_are_those_of_a_path(bucket: Any, form: str) -> None:
 
 @pytest.mark.parametrize("name", ["planish-rows/none", "no-such-bucket/rows"])
 def test_what_is_not_there_is_an_error_of_the_file(bucket: Any, name: str) -> None:  # noqa: ARG001
-    with pytest.raises(OSError, match=r"rows|none|bucket|exist"):
+    with pytest.raises(FileNotFoundError):
         list(RowFile(f"s3://{name}"))
+
+
+def test_a_store_that_does_not_answer_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EIO is what a job's attempt counts as the infrastructure's fault, not the user's."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(OSError, match=r"cannot be read|127\.0\.0\.1") as caught:
+        list(RowFile("s3://planish-rows/rows"))
+    assert caught.value.errno == errno.EIO
+
+
+def test_missing_credentials_are_the_user_s_to_give() -> None:
+    from botocore.exceptions import NoCredentialsError
+
+    error = as_os_error(NoCredentialsError(), "s3://bucket/rows")
+    assert isinstance(error, PermissionError)
+    assert "s3://bucket/rows cannot be read: Unable to locate credentials" in str(error)
 
 
 def test_without_s3fs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.spec.rows.location.find_spec", lambda _: None)
-    with pytest.raises(OSError, match="install planish with the extra `s3`"):
+    with pytest.raises(FileFault, match="install planish with the extra `s3`"):
         list(RowFile("s3://planish-rows/rows"))

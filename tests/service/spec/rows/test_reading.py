@@ -229,5 +229,5 @@ def test_parquet_without_pyarrow_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.spec.rows.parquet.find_spec", lambda _: None)
-    with pytest.raises(OSError, match="install pyarrow"):
+    with pytest.raises(FileFault, match="install pyarrow"):
         _read(_write(tmp_path, b"PAR1...."))
