@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from service.api.context import Caller, Service
 from service.api.jobs import JOB_BODY, accept_job, read_job
-from service.api.resources import FrozenGroup, FrozenRankMemory, Plan, Proposal, RankMemory
+from service.api.plan_resources import FrozenGroup, FrozenRankMemory, Plan, Proposal, RankMemory
 from service.api.views import layout_resource
 from service.spec import JobSpec, Role
 from service.spec.model_config import ModelConfig

@@ -13,15 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from service.api.resources import (
-    FrozenRankMemory,
-    JobResource,
-    JobSummary,
-    Layout,
-    Plan,
-    Proposal,
-    RankMemory,
-)
+from service.api.plan_resources import FrozenRankMemory, Plan, Proposal, RankMemory
+from service.api.resources import JobResource, JobSummary, Layout
 from service.client import ApiError
 from service.spec import layout as layouts
 

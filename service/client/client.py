@@ -10,6 +10,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import TypeAdapter
 
+from service.api.plan_resources import Plan
 from service.api.resources import (
     AlgorithmResource,
     CheckpointResource,
@@ -21,7 +22,6 @@ from service.api.resources import (
     Listing,
     LogChunk,
     MetricsRow,
-    Plan,
 )
 from service.client.archive import unpack
 from service.client.transport import Transport

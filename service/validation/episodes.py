@@ -17,15 +17,15 @@ def most_policy_tokens(spec: JobSpec, max_turns: int) -> int:
     return min(spec.rollout.max_new_tokens * turns, spec.training.max_length - 1)
 
 
-def check_overlong(spec: JobSpec, max_turns: int) -> list[FieldProblem]:
+def check_overlong(spec: JobSpec, max_turns: int | None) -> list[FieldProblem]:
     """Whether an episode can be long enough for the penalty on length.
 
     Args:
         spec: the job.
-        max_turns: see `most_policy_tokens`.
+        max_turns: see `most_policy_tokens`; None where they are not known.
     """
     overlong = spec.algorithm.overlong if isinstance(spec.algorithm, PolicyGradientSpec) else None
-    if overlong is None:
+    if overlong is None or max_turns is None:
         return []
     most, begins = most_policy_tokens(spec, max_turns), overlong.max_tokens - overlong.buffer_tokens
     if begins < most:
@@ -39,14 +39,14 @@ def check_overlong(spec: JobSpec, max_turns: int) -> list[FieldProblem]:
     return [problem]
 
 
-def length_notes(spec: JobSpec, max_turns: int) -> list[str]:
+def length_notes(spec: JobSpec, max_turns: int | None) -> list[str]:
     """What a user might not expect of lengths.
 
     Args:
         spec: the job.
-        max_turns: see `most_policy_tokens`.
+        max_turns: see `most_policy_tokens`; None where they are not known.
     """
-    if not isinstance(spec.algorithm, PolicyGradientSpec):
+    if not isinstance(spec.algorithm, PolicyGradientSpec) or max_turns is None:
         return []
     most, notes = most_policy_tokens(spec, max_turns), []
     overlong, constant = spec.algorithm.overlong, spec.algorithm.length_constant

@@ -102,21 +102,11 @@ class Validator:
             CatalogueUnavailable: the environments' process failed.
         """
         spec, problems = with_layout(spec)
-        problems += check_cluster(spec, self._launchers) + check_schedule(spec)
-        problems += check_storage(spec.checkpoint)
         launcher = self._launchers.get(spec.resources.cluster)
         capability = launcher.compute_capability if launcher else None
-        problems += check_formats(spec, capability)
-        layout, found = resolve_layout(spec)
-        problems += found
-        if layout is not None:
-            problems += check_batch(spec, layout) + check_cuts(spec, layout)
-        resume, model = None, None
-        if spec.resume is None:
-            model, found = self._models.find(spec.model)
-        else:
-            resume, found = self._resumes.find(spec, spec.resume)
-            model = None if resume is None else resume.model
+        layout, found = self._find_layout(spec)
+        problems += found + check_formats(spec, capability)
+        resume, model, found = self._find_model(spec)
         problems += found
         if model is not None:
             problems += check_trained_head(spec, model)
@@ -125,24 +115,12 @@ class Validator:
         if resume is not None:
             spec = as_before(spec, sent=resume.sent, pinned=resume.resolved)
         others = find_other_models(spec, self._models, model)
-        problems += others.problems
-        if layout is not None and samples(spec):
-            problems += check_rollout_world(spec.rollout.layout.tp, layout.world_size)
-        files: dict[str, str] = {}
-        if spec.data is not None:
-            files, found = find_files(
-                spec.data,
-                spec.algorithm.rows,
-                store=self._store,
-                root=self._files_dir,
-                data_roots=self._data_roots,
-            )
-            problems += found
+        files, found = self._find_files(spec)
+        problems += others.problems + found
         pinned, found = self._pin_environments(spec)
         problems += found
         max_turns = self._max_turns(pinned)
-        if max_turns is not None:
-            problems += check_overlong(pinned, max_turns)
+        problems += check_overlong(pinned, max_turns)
         if problems or layout is None or model is None:
             raise InvalidRequest(problems)
         pinned = with_pinned(pinned.model_copy(update={"model": model.source}), others.models)
@@ -154,8 +132,42 @@ class Validator:
             model=model,
             others=others.models,
             files=files,
-            notes=notes_of(spec, layout, model.config, capability) + length_notes(spec, max_turns),
+            notes=notes_of(spec, layout, model.config, capability)
+            + length_notes(pinned, max_turns),
             resume=resume,
+        )
+
+    def _find_layout(self, spec: JobSpec) -> tuple[Layout | None, list[FieldProblem]]:
+        """The layout, and what of a job is wrong without looking at any model."""
+        problems = check_cluster(spec, self._launchers) + check_schedule(spec)
+        problems += check_storage(spec.checkpoint)
+        layout, found = resolve_layout(spec)
+        problems += found
+        if layout is not None:
+            problems += check_batch(spec, layout) + check_cuts(spec, layout)
+            if samples(spec):
+                problems += check_rollout_world(spec.rollout.layout.tp, layout.world_size)
+        return layout, problems
+
+    def _find_model(
+        self, spec: JobSpec
+    ) -> tuple[FoundResume | None, FoundModel | None, list[FieldProblem]]:
+        """What the job trains, or goes on from."""
+        if spec.resume is None:
+            model, problems = self._models.find(spec.model)
+            return None, model, problems
+        resume, problems = self._resumes.find(spec, spec.resume)
+        return resume, None if resume is None else resume.model, problems
+
+    def _find_files(self, spec: JobSpec) -> tuple[dict[str, str], list[FieldProblem]]:
+        if spec.data is None:
+            return {}, []
+        return find_files(
+            spec.data,
+            spec.algorithm.rows,
+            store=self._store,
+            root=self._files_dir,
+            data_roots=self._data_roots,
         )
 
     def _max_turns(self, spec: JobSpec) -> int | None:
