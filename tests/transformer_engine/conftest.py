@@ -17,13 +17,24 @@ if not collect_ignore_glob:
 
     prepare()
 
+    from service.spec.layout import Layout
+    from tests.megatron_backend.ranks import Ranks, free_port
+    from tests.transformer_engine.bridge_runs import import_bridge
+
     @pytest.fixture(scope="session")
     def one_rank() -> Iterator[None]:
         """This process as the only rank of a layout."""
         from megatron_backend.runtime import distributed
-        from service.spec.layout import Layout
-        from tests.megatron_backend.ranks import free_port
 
         distributed.initialize(Layout(), 0, address="127.0.0.1", port=free_port(), seed=1)
         yield
         distributed.shutdown()
+
+    @pytest.fixture(scope="module")
+    def ranks() -> Iterator[Ranks]:
+        """Processes that play ranks, with the settings above."""
+        pool = Ranks()
+        # It takes long: not out of the time that a test's own run has.
+        pool.run(Layout(), import_bridge)
+        yield pool
+        pool.close()
