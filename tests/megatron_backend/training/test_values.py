@@ -19,7 +19,13 @@ from service.spec.model_config import ModelConfig
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import CONFIGS
 from tests.megatron_backend.training.training_runs import LEARNING_RATE
-from tests.megatron_backend.training.value_runs import PairsAndReturns, random_pairs, read, steps
+from tests.megatron_backend.training.value_runs import (
+    PairsAndReturns,
+    head_after,
+    random_pairs,
+    read,
+    steps,
+)
 
 WAYS: list[dict[str, Any]] = [
     {"micro_batch_tokens": 24},
@@ -147,6 +153,19 @@ def test_bfloat16_says_nearly_the_same(ranks: Ranks, layout: Layout) -> None:
         found = merge_step(layout, [rank[step] for rank in shares])
         assert found.loss == pytest.approx(share.loss, abs=0.02 * exact[0].loss)
     assert shares[0][-1].loss < shares[0][0].loss
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(tp=2), Layout(tp=2, sequence_parallel=True), Layout(cp=2), Layout(dp=2)],
+    ids=str,
+)
+def test_a_head_stays_the_same_on_all_ranks(ranks: Ranks, layout: Layout) -> None:
+    """To the bit: a checkpoint holds one of the copies."""
+    batches = [random_pairs(seed=seed) for seed in range(5)]
+    one, other = ranks.run(layout, head_after, "qwen2-tied", layout, batches)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, ranks.run(layout, head_after, "qwen2-tied", layout, [])[0])
 
 
 def test_a_value_model_gives_no_log_probs_and_the_other_way_round(ranks: Ranks) -> None:

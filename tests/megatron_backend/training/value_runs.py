@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from algorithms.batch import (
     Batch,
@@ -77,3 +78,12 @@ def steps(
         trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE)
         for batch in batches
     ]
+
+
+def head_after(_rank: int, name: str, layout: Layout, batches: Sequence[Batch]) -> Tensor:
+    """This rank's value head after one step for each batch."""
+    trainer = value_trainer(name, layout)
+    for batch in batches:
+        trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE)
+    head: Tensor = trainer.model[-1].output_layer.weight.detach()
+    return head.clone()
