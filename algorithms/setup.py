@@ -70,7 +70,7 @@ def open_parts(
         recorder.record("warning", {"message": message})
 
     train = _open_rows(context, chat, recorder)
-    validation = open_dataset(context, chat, "validation")
+    validation = _open_validation(context, chat, recorder)
     return Parts(
         source=RowSource(context, chat, train),
         evaluator=evaluator,
@@ -99,17 +99,29 @@ def _open_rows(context: JobContext, chat: ChatFormat, recorder: Recorder) -> Dat
     dataset = open_dataset(context, chat, "train")
     if dataset is None:
         raise JobFailure(Reason.USER_ERROR, "`data` is needed: this algorithm trains on rows")
-    if dataset.dropped or dataset.truncated:
-        total = len(dataset.examples) + dataset.dropped
-        message = (
-            f"of {total} rows, {dataset.dropped} were dropped and {dataset.truncated} truncated: "
-            f"they are longer than `training.max_length` {context.spec.training.max_length}"
-        )
-        recorder.record(
-            "warning",
-            {"message": message, "dropped": dataset.dropped, "truncated": dataset.truncated},
-        )
+    _tell_of_length(context, dataset, "train", recorder)
     return dataset
+
+
+def _open_validation(context: JobContext, chat: ChatFormat, recorder: Recorder) -> Dataset | None:
+    dataset = open_dataset(context, chat, "validation")
+    if dataset is not None:
+        _tell_of_length(context, dataset, "validation", recorder)
+    return dataset
+
+
+def _tell_of_length(context: JobContext, dataset: Dataset, which: str, recorder: Recorder) -> None:
+    """A warning where the length rule dropped or cut rows."""
+    if not dataset.dropped and not dataset.truncated:
+        return
+    total = len(dataset.examples) + dataset.dropped
+    message = (
+        f"data.{which}: of {total} rows, {dataset.dropped} were dropped and {dataset.truncated} "
+        f"truncated: they are longer than `training.max_length` "
+        f"{context.spec.training.max_length}"
+    )
+    counts = {"dropped": dataset.dropped, "truncated": dataset.truncated}
+    recorder.record("warning", {"message": message, **counts})
 
 
 def _open_episodes(

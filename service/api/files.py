@@ -14,8 +14,9 @@ from service.api.paging import After, Limit, read_page
 from service.api.problems import Refusal, not_found
 from service.api.resources import FileResource, Listing
 from service.api.views import file_resource
+from service.files.isolated import check_upload
 from service.files.multipart import MalformedUpload, UploadForm, read_form
-from service.files.rows import MAX_LISTED, check_rows
+from service.files.rows import MAX_LISTED
 from service.files.storage import IncomingFile, UploadTooLarge, receive
 from service.jobs import ApiKey, File, new_file_id
 from service.store import NotFound
@@ -29,6 +30,7 @@ PURPOSES = {
     "user_data": "anything; stored as it is",
 }
 MAX_NAME_CHARACTERS = 255
+PARQUET_SECONDS = 600.0
 # NUL, line breaks and the like, and halves of surrogate pairs.
 _CONTROL = frozenset({"Cc", "Cs"})
 
@@ -102,7 +104,11 @@ def _keep(
 
 
 def _check_rows(service: ServiceContext, incoming: IncomingFile) -> int:
-    report = check_rows(incoming.path, max_row_bytes=service.settings.max_line_bytes)
+    report = check_upload(
+        incoming.path,
+        max_row_bytes=service.settings.max_line_bytes,
+        timeout_seconds=PARQUET_SECONDS,
+    )
     if not report.problems:
         return report.rows
     problems = list(report.problems)
