@@ -24,7 +24,7 @@ from tests.service.store.sample_jobs import context, document
 KEY = "planish_" + "k" * 32
 DRIVER = Path(__file__).parent / "launchers" / "driver.py"
 # Generous: tests share their machine.
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 300.0
 ROW = b'{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n'
 
 
