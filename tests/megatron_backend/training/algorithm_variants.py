@@ -22,6 +22,8 @@ COMPANIONS: tuple[Mapping[str, Any], ...] = (
     {},
     {"length_constant": 16},
     {"length_constant": None},
+    {"ratio": "token"},
+    {"ratio": "token", "length_constant": 16},
 )
 # What cannot be made of defaults alone.
 MADE_UP: dict[Any, SpecModel] = {
