@@ -7,10 +7,9 @@ at any depth, and so is NaN, which is what pandas writes for a missing number.
 import math
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, BinaryIO
 
-from service.spec.rows.faults import FileFault, RowFault
+from service.spec.rows.faults import RowFault
 
 MAGIC = b"PAR1"
 ROWS_AT_ONCE = 256
@@ -19,13 +18,8 @@ MAX_GROUP_BYTES = 2 * 2**30
 
 
 def rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | RowFault]]:
-    """Number and row of each row. A file that is damaged ends in a fault.
-
-    Raises:
-        FileFault: pyarrow is not installed.
-    """
-    if find_spec("pyarrow") is None:
-        raise FileFault("this installation cannot read Parquet: install pyarrow")
+    """Number and row of each row. A file that is damaged ends in a fault."""
+    # Imported only here: it is large, and few files need it.
     arrow, reader = import_module("pyarrow"), import_module("pyarrow.parquet")
     number = 0
     try:

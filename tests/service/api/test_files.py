@@ -7,6 +7,7 @@ import pytest
 
 from service.files.storage import content_path
 from tests.service.running_service import ROW, RunningService
+from tests.service.spec.rows.parquet_files import write_parquet
 
 BOUNDARY = "planish-test"
 
@@ -134,3 +135,20 @@ def test_an_unknown_file_is_a_404(service: RunningService) -> None:
     answer = service.http.get("/v1/files/file-zzzzzzzzzzzzzzzz")
     assert answer.status_code == 404
     assert "GET /v1/files" in answer.json()["detail"]
+
+
+def test_b11_parquet_is_taken_or_refused_by_its_rows(
+    service: RunningService, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.parquet"
+    good = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    write_parquet(path, [good] * 3)
+    assert service.http.get(f"/v1/files/{service.upload(path.read_bytes())}").json()["lines"] == 3
+    write_parquet(path, [good, {**good, "rejected": None}, good])
+    status, problem = raw_upload(service, b"rows.parquet", path.read_bytes())
+    assert status == 422
+    (error,) = problem["errors"]
+    assert (error["field"], error["fix"]) == (
+        "row 2",
+        "for chosen and rejected it lacks `rejected`",
+    )

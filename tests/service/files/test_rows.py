@@ -152,19 +152,9 @@ def test_a_json_array_is_checked_by_its_rows(tmp_path: Path) -> None:
 
 
 def test_parquet_is_checked_by_its_rows(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     path = tmp_path / "rows.parquet"
     good = json.loads(GOOD)
     write_parquet(path, [good, {"messages": []}, good])
     report = check_rows(path, max_row_bytes=1000)
     assert report.rows == 2
     assert [(p.field, p.message) for p in report.problems] == [("row 2", "`messages` is empty")]
-
-
-def test_parquet_where_it_cannot_be_read_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.spec.rows.parquet.find_spec", lambda _: None)
-    report = check(tmp_path, b"PAR1")
-    (problem,) = report.problems
-    assert (problem.field, "install pyarrow" in problem.message) == ("file", True)

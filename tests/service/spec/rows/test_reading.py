@@ -1,6 +1,5 @@
 """JSON Lines, JSON arrays and Parquet come out as the same rows, and faults with their place."""
 
-import importlib.util
 import json
 import tracemalloc
 from pathlib import Path
@@ -12,10 +11,6 @@ from hypothesis import strategies as st
 
 from service.spec.rows import FileFault, RowError, RowFault, RowFile, json_array
 from tests.service.spec.rows.parquet_files import write_parquet
-
-needs_pyarrow = pytest.mark.skipif(
-    importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed"
-)
 
 
 def _write(folder: Path, content: bytes | str) -> Path:
@@ -174,7 +169,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
         path = tmp_path / f"{form}-{count}"
         wanted = rows * (count // len(rows))
         if form == "parquet":
-            pytest.importorskip("pyarrow")
             write_parquet(path, wanted, group=100)
         else:
             text = map(json.dumps, wanted)
@@ -190,7 +184,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, form: str) -> None:
     assert peak(2400) < 1.5 * small  # six times the rows, each of 8 kB
 
 
-@needs_pyarrow
 def test_parquet_s_rows_have_no_nulls(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "a"}], "score": 1.0},
@@ -214,7 +207,6 @@ def test_parquet_s_rows_have_no_nulls(tmp_path: Path) -> None:
     ]
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("lost", [1, 40, 400])
 def test_b11_a_damaged_parquet_file_is_refused(tmp_path: Path, lost: int) -> None:
     path = tmp_path / "rows.parquet"
@@ -223,11 +215,3 @@ def test_b11_a_damaged_parquet_file_is_refused(tmp_path: Path, lost: int) -> Non
     found = _read(path)
     assert found[-1][0] == f"row {len(found)}"
     assert "cannot be read on" in found[-1][1]
-
-
-def test_parquet_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.spec.rows.parquet.find_spec", lambda _: None)
-    with pytest.raises(FileFault, match="install pyarrow"):
-        _read(_write(tmp_path, b"PAR1...."))
