@@ -1,4 +1,4 @@
-"""Sums over what comes later in a row, discounted, for all rows and tokens at once."""
+"""Sums over what comes later in a row, discounted."""
 
 import torch
 from torch import Tensor
@@ -7,21 +7,16 @@ from torch import Tensor
 def suffix_sums(values: Tensor, factors: Tensor) -> Tensor:
     """[B, T] float64: s_t = values_t + factors_t * s_(t+1), with s = 0 behind the last column.
 
-    The recurrence is solved by doubling: after step k each s_t holds its next 2^k terms. That takes
-    log2(T) passes over whole tensors, where a loop over tokens takes T.
-
     Args:
         values: [B, T], finite.
         factors: [B, T], finite.
     """
-    sums, factors = values.double(), factors.double()
-    reach = 1
-    while reach < values.shape[1]:
-        # What stands behind the row is 0, so its factor does not matter.
-        sums = sums + factors * _later(sums, reach)
-        factors = factors * _later(factors, reach)
-        reach *= 2
-    return sums
+    # Token after token, each of all rows at once: as columns these lie side by side in memory.
+    columns, weights = values.double().T.contiguous(), factors.double().T.contiguous()
+    sums, later = torch.empty_like(columns), columns.new_zeros(len(values))
+    for place in reversed(range(len(columns))):
+        later = torch.addcmul(columns[place], weights[place], later, out=sums[place])
+    return sums.T
 
 
 def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor:
