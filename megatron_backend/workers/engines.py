@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling, StepResult
 from megatron_backend.generation.engine import check_prompts
-from megatron_backend.training.shares import RowShare, gather_rows, merge_step
+from megatron_backend.training.shares import RowShare, StepShare, gather_rows, merge_step
 from megatron_backend.workers.frozen import ScorerRank, TeacherRank
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
@@ -20,13 +20,18 @@ from megatron_backend.workers.stragglers import Stragglers
 from service.spec.layout import Layout
 
 
-class RayTrainEngine:
-    """Implements `algorithms.protocols.TrainEngine` on a group.
+class _RayModel:
+    """A model that is trained on a group's ranks.
 
     Args:
         group: the ranks.
         warn: is told of ranks that are slower than the others.
     """
+
+    _step: Callable[..., StepShare]
+    """The ranks' method that takes an optimizer step."""
+    _what = ""
+    """What warnings begin with."""
 
     def __init__(self, group: WorkerGroup[RankWorker], *, warn: Callable[[str], None]) -> None:
         self._group, self._warn = group, warn
@@ -42,15 +47,21 @@ class RayTrainEngine:
     ) -> StepResult:
         """One optimizer step over the whole batch."""
         shares = self._group.call(
-            RankWorker.train_step,
+            type(self)._step,
             batch,
             normalizer,
             learning_rate=learning_rate,
             norm_limit=norm_limit,
         )
         for message in self._stragglers.see(self._group.own_seconds):
-            self._warn(message)
+            self._warn(f"{self._what}{message}")
         return merge_step(self._group.layout, shares)
+
+
+class RayTrainEngine(_RayModel):
+    """Implements `algorithms.protocols.TrainEngine` on a group."""
+
+    _step = RankWorker.train_step
 
     def log_probs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"
@@ -70,37 +81,11 @@ class RayTrainEngine:
         return max((found for found in differences if found is not None), default=None)
 
 
-class RayCritic:
-    """Implements `algorithms.protocols.Critic` on the ranks of the policy.
+class RayCritic(_RayModel):
+    """Implements `algorithms.protocols.Critic` on the ranks of the policy."""
 
-    Args:
-        group: the ranks.
-        warn: is told of ranks that are slower than the others.
-    """
-
-    def __init__(self, group: WorkerGroup[RankWorker], *, warn: Callable[[str], None]) -> None:
-        self._group, self._warn = group, warn
-        self._stragglers = Stragglers()
-
-    def train_step(
-        self,
-        batch: Batch,
-        normalizer: Normalizer,
-        *,
-        learning_rate: float,
-        norm_limit: float = math.inf,
-    ) -> StepResult:
-        """One optimizer step of the critic over the whole batch."""
-        shares = self._group.call(
-            RankWorker.train_critic,
-            batch,
-            normalizer,
-            learning_rate=learning_rate,
-            norm_limit=norm_limit,
-        )
-        for message in self._stragglers.see(self._group.own_seconds):
-            self._warn(f"training the critic, {message}")
-        return merge_step(self._group.layout, shares)
+    _step = RankWorker.train_critic
+    _what = "training the critic, "
 
     def values(self, batch: Batch) -> Tensor:
         """[B, T] values before the batch's own tokens."""
