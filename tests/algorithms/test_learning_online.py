@@ -49,8 +49,10 @@ STEPS = 18
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     # Without a ratio, samples must be the policy's own; without a group, questions are many.
     "remax": {"mini_batches": 1, "group_size": 1},
+    # The advantages of a critic that knows nothing are noise.
+    "ppo": {"value_model": {"learning_rate": 0.003, "warmup_steps": 6}},
 }
-MORE_STEPS = {"remax": 30}
+MORE_STEPS = {"remax": 30, "ppo": 26}
 
 
 COMMON: Mapping[str, Any] = {"mini_batches": 2, "group_size": 4}
@@ -70,7 +72,8 @@ OPTIONS: Sequence[Mapping[str, Any]] = [
 
 
 def _named(algorithm: Mapping[str, Any]) -> str:
-    options = (name for name in algorithm if name not in {"type", *COMMON})
+    usual = {"type", *COMMON, *SETTINGS.get(algorithm["type"], {})}
+    options = (name for name in algorithm if name not in usual)
     return "-".join([algorithm["type"], *options])
 
 

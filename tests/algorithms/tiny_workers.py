@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from algorithms.algorithm import load_algorithm
@@ -35,6 +36,7 @@ def tiny_workers(
     )
     critic = None
     if spec.algorithm.critic is not None:
+        torch.manual_seed(spec.training.seed)  # of its head
         critic = TinyValueModel(model, load_algorithm(spec.algorithm).value_loss)
     return Workers(
         train=policy,
