@@ -2,7 +2,6 @@
 
 import errno
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,38 +14,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """Address of an S3 server."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty bucket, and the environment that leads to it."""
-    import boto3
-
-    variables = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret-of-the-storage",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = boto3.resource("s3").Bucket("planish-rows")
-    found.create()
-    yield found
-    found.objects.delete()
-    found.delete()
-
-
 def _lines() -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
@@ -56,7 +23,7 @@ def test_rows_of_s3_are_those_of_a_path(bucket: Any, form: str) -> None:
     """10 MB: more than is fetched at once."""
     body = _lines() if form == "lines" else json.dumps(ROWS).encode()
     bucket.put_object(Key="folder/rows", Body=body)
-    file = RowFile("s3://planish-rows/folder/rows")
+    file = RowFile("s3://planish-tests/folder/rows")
     assert file.size() == len(body)
     found = []
     for row in file:
@@ -66,7 +33,7 @@ def test_rows_of_s3_are_those_of_a_path(bucket: Any, form: str) -> None:
     assert found == ROWS
 
 
-@pytest.mark.parametrize("name", ["planish-rows/none", "no-such-bucket/rows"])
+@pytest.mark.parametrize("name", ["planish-tests/none", "no-such-bucket/rows"])
 def test_what_is_not_there_is_an_error_of_the_file(bucket: Any, name: str) -> None:  # noqa: ARG001
     with pytest.raises(FileNotFoundError):
         list(RowFile(f"s3://{name}"))
@@ -79,7 +46,7 @@ def test_a_store_that_does_not_answer_may_be_tried_again(monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(OSError, match=r"cannot be read|127\.0\.0\.1") as caught:
-        list(RowFile("s3://planish-rows/rows"))
+        list(RowFile("s3://planish-tests/rows"))
     assert caught.value.errno == errno.EIO
 
 
@@ -94,4 +61,4 @@ def test_missing_credentials_are_the_user_s_to_give() -> None:
 def test_without_s3fs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.spec.rows.location.find_spec", lambda _: None)
     with pytest.raises(FileFault, match="install planish with the extra `s3`"):
-        list(RowFile("s3://planish-rows/rows"))
+        list(RowFile("s3://planish-tests/rows"))
