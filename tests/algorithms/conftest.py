@@ -135,3 +135,12 @@ def llamafactory() -> Path:
     if not folder.is_dir():
         pytest.skip("the sample data of ../shared is not on this machine")
     return folder
+
+
+@pytest.fixture(scope="session")
+def gsm8k() -> Path:
+    """Folder with GSM8K's own files."""
+    folder = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k"
+    if not folder.is_dir():
+        pytest.skip("the sample data of ../shared is not on this machine")
+    return folder

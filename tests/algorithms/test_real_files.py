@@ -3,6 +3,7 @@
 Where a first loss is known by hand it is compared: policy and reference are one model then.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from algorithms.algorithm import load_algorithm
 from algorithms.loop import open_loop
+from algorithms.phases import PhaseClock
 from algorithms.protocols import Workers
+from service.settings import DATA_ROOTS_VARIABLE
 from service.spec import JobContext, JobSpec, ResolvedModel
 from tests.algorithms.tiny_policy import (
     EventList,
@@ -101,3 +104,54 @@ def test_reward_model(llamafactory: Path, chatml: PreTrainedTokenizerFast, tmp_p
     metrics, _ = _train(path, {"type": "reward_model"}, chatml, tmp_path)
     assert all(math.isfinite(m["loss"]) and m["gradient_norm"] > 0 for m in metrics)
     assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=0.7)  # scores near 0
+
+
+def test_grpo(
+    gsm8k: Path, chatml: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATA_ROOTS_VARIABLE, str(gsm8k))
+    spec = JobSpec.model_validate(
+        {
+            "name": "real",
+            "model": {"path": "tiny"},
+            "algorithm": {"type": "grpo", "group_size": 2, "kl_coef": 0.1},
+            "environment": {"id": "math/gsm8k", "config": {"path": "train.jsonl"}},
+            "rollout": {"max_new_tokens": 4},
+            "optimizer": {"learning_rate": 0.01},
+            "training": {"steps": STEPS, "global_batch_size": 4, "max_length": 512},
+        }
+    )
+    context = JobContext(
+        job_id="job-1",
+        spec=spec,
+        dp=1,
+        model=ResolvedModel(kind="random", config={}, tokenizer="tiny"),
+    )
+    policy = TinyPolicy(
+        tiny_model(len(chatml)),
+        load_algorithm(spec.algorithm),
+        stop_id=chatml.eos_token_id,
+        max_length=512,
+    )
+    recorder = EventList()
+    workers = Workers(
+        train=policy, generator=policy, checkpoints=FolderCheckpoints(tmp_path, policy)
+    )
+    loop = open_loop(context, workers, chatml, recorder)
+    policy.sync_weights(0)
+    batch = loop.source.draw(1, PhaseClock()).batch
+    with (gsm8k / "train.jsonl").open(encoding="utf-8") as file:
+        questions = {json.loads(line)["question"] for line in file}
+    for tokens, length, trained in zip(batch.tokens, batch.lengths, batch.loss_mask, strict=True):
+        written = int(trained.sum())
+        assert 1 <= written <= 4
+        assert trained[length - written : length].all()  # the answer, whole, and nothing else
+        prompt = chatml.decode(tokens[: length - written])
+        assert prompt.endswith("<|im_start|>assistant\n")
+        assert any(question in prompt for question in questions)
+    loop.source.restore({})
+    assert loop.run() == STEPS
+    metrics = recorder.of("metrics")
+    assert all(math.isfinite(m["loss"]) and m["reward_mean"] in (0, 0.25, 0.5) for m in metrics)
+    assert metrics[0]["kl"] == pytest.approx(0.0, abs=1e-9)  # policy and reference are one model
+    assert [m["episodes"] for m in metrics] == [4] * STEPS
