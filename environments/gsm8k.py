@@ -1,4 +1,7 @@
-"""`math/gsm8k`: word problems whose answer is a number, in GSM8K's own file format."""
+"""`math/gsm8k`: word problems whose answer is a number, in GSM8K's own file format or in verl's.
+
+A row of verl's files has the prompt as messages, and the answer as `reward_model.ground_truth`.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -17,8 +20,9 @@ class Gsm8kConfig(EnvironmentConfig):
     """Settings of `math/gsm8k`."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """JSONL file with `question` and `answer` (ending in `#### NUMBER`) in each row; under one
-    of the service's data roots, and relative to it or absolute."""
+    """JSONL or Parquet file with `question` and `answer` (ending in `#### NUMBER`) in each row, or
+    with verl's `prompt` and `reward_model.ground_truth`; under one of the service's data roots, and
+    relative to it or absolute."""
     extraction: Literal["flexible", "strict"] = "flexible"
     r"""`strict`: the answer must follow `####`. `flexible`: the last of `####`, `\boxed{}` and "the
     answer is", else the last number."""
@@ -65,10 +69,11 @@ class Gsm8kEnv:
         self._gold = ""
 
     async def reset(self, *, seed: int, item: Item) -> tuple[list[Message], Mapping[str, Any]]:  # noqa: ARG002
-        """The question as a user's message."""
+        """The question as a user's message, behind those that its row begins with."""
         self._gold = item["answer"]
         parts = [item["question"], self._config.instruction]
-        return [{"role": "user", "content": "\n\n".join(part for part in parts if part)}], {}
+        asked = {"role": "user", "content": "\n\n".join(part for part in parts if part)}
+        return [*item.get("before", ()), asked], {}
 
     async def step(self, turn: AssistantTurn) -> StepResult:
         """Scores the turn; None, with a reason, where the gold answer is no number."""
@@ -87,7 +92,7 @@ class Gsm8kEnv:
         """Nothing is held."""
 
 
-def _questions(path: str) -> list[dict[str, str]]:
+def _questions(path: str) -> list[dict[str, Any]]:
     """The file's rows, each checked: a gold answer that is no number is refused here."""
     try:
         rows = read_rows(resolve(path))
@@ -96,13 +101,38 @@ def _questions(path: str) -> list[dict[str, str]]:
         raise InvalidConfig([Problem(("path",), str(error))]) from error
 
 
-def _question(row: Mapping[str, Any], position: int) -> dict[str, str]:
-    question, answer = row.get("question"), row.get("answer")
+def _question(row: Mapping[str, Any], position: int) -> dict[str, Any]:
+    names = ("question", "answer")
+    verl = "reward_model" in row
+    item = _of_verl(row, position) if verl else {name: row.get(name) for name in names}
+    question, answer = item.get("question"), item.get("answer")
     if not isinstance(question, str) or not isinstance(answer, str) or not question.strip():
         raise QuestionFileError(f"row {position} needs texts `question` and `answer`")
     if parse_gold(answer) is None:
         raise QuestionFileError(f"row {position}: the answer must end in `#### NUMBER`")
-    return {"question": question, "answer": answer}
+    kept = {"question": question, "answer": answer}
+    return {**kept, "before": item["before"]} if item.get("before") else kept
+
+
+def _of_verl(row: Mapping[str, Any], position: int) -> dict[str, Any]:
+    """A row of verl's in our own names; `before` are messages that precede the question."""
+    reward, prompt = row["reward_model"], row.get("prompt")
+    gold = reward.get("ground_truth") if isinstance(reward, dict) else None
+    if not isinstance(gold, str | int | float):
+        raise QuestionFileError(f"row {position} needs `reward_model.ground_truth`")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise QuestionFileError(f"row {position}: `prompt` must be a list of messages, or a text")
+    if not messages or messages[-1]["role"] != "user":
+        raise QuestionFileError(f"row {position}: `prompt` must end with the user's message")
+    before = [{"role": m["role"], "content": m["content"]} for m in messages[:-1]]
+    return {"question": messages[-1]["content"], "answer": f"#### {gold}", "before": before}
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and all(
+        isinstance(message.get(name), str) for name in ("role", "content")
+    )
 
 
 def _checked(config: BaseModel) -> Gsm8kConfig:

@@ -1,9 +1,10 @@
-"""Reads question files: JSONL at a path on the machine that trains, under the operator's roots."""
+"""Reads question files: JSONL or Parquet on the machine that trains, under the operator's roots."""
 
 import json
 import os
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ ROOTS_VARIABLE = "PLANISH_DATA_ROOTS"
 empty: none."""
 MAX_FILE_BYTES = 1 << 30
 MAX_ROW_BYTES = 1 << 20
+_PARQUET = b"PAR1"
 
 
 class QuestionFileError(ValueError):
@@ -65,6 +67,29 @@ def read_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 @lru_cache(maxsize=4)
 def _read_rows(path: Path, modified: int, size: int) -> tuple[Mapping[str, Any], ...]:  # noqa: ARG001
+    with path.open("rb") as file:
+        parquet = file.read(len(_PARQUET)) == _PARQUET
+    rows = _read_parquet(path) if parquet else _read_lines(path)
+    if not rows:
+        raise QuestionFileError("the file holds no rows")
+    return tuple(rows)
+
+
+def _read_parquet(path: Path) -> list[Mapping[str, Any]]:
+    # Few question files are Parquet, and pyarrow takes a while to be imported.
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    try:
+        file = parquet.ParquetFile(path)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        if sum(group.total_byte_size for group in groups) > MAX_FILE_BYTES:
+            raise QuestionFileError(f"unpacked, it has more than {MAX_FILE_BYTES >> 20} MiB")
+        rows: list[Mapping[str, Any]] = file.read(use_threads=False).to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise QuestionFileError("it is no Parquet file that can be read") from error
+    return rows
+
+
+def _read_lines(path: Path) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = []
     with path.open("rb") as file:
         # Only \n ends a line: a JSON string may hold U+2028 and its like as they are.
@@ -73,9 +98,7 @@ def _read_rows(path: Path, modified: int, size: int) -> tuple[Mapping[str, Any],
             body = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if body.strip():
                 rows.append(_parse_row(body, number))
-    if not rows:
-        raise QuestionFileError("the file holds no rows")
-    return tuple(rows)
+    return rows
 
 
 def _parse_row(line: bytes, number: int) -> Mapping[str, Any]:

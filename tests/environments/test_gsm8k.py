@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from environments.config import InvalidConfig, parse_config
 from environments.gsm8k import Gsm8kConfig, Gsm8kType
@@ -131,3 +133,72 @@ def test_config_errors_name_the_field(config: dict[str, object], loc: tuple[str,
     with pytest.raises(InvalidConfig) as raised:
         parse_config(Gsm8kConfig, config)
     assert [problem.loc for problem in raised.value.problems] == [loc]
+
+
+def verl_row(prompt: Any, gold: Any) -> dict[str, Any]:
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": prompt,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": gold},
+        "extra_info": {"index": 0},
+    }
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+async def test_verls_rows_are_asked_as_they_are(form: str, tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    rows = [
+        verl_row([system, *asked("What is 70 + 2?")], "72"),
+        verl_row(asked("What is half of 5?"), "2.5"),
+    ]
+    path = tmp_path / f"train.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    config = Gsm8kConfig(path=str(path), instruction="Think.")
+    items = {TYPE.key(item): item for item in TYPE.items(config, seed=1, count=9)}
+    assert set(items) == {"What is 70 + 2?", "What is half of 5?"}
+    first = items["What is 70 + 2?"]
+    messages, _ = await TYPE.make(config).reset(seed=1, item=first)
+    assert messages == [system, *asked("What is 70 + 2?\n\nThink.")]
+    assert (await play(config, first, "It is 72.")).reward == 1.0
+    assert (await play(config, first, "It is 73.")).reward == 0.0
+    second = items["What is half of 5?"]
+    messages, _ = await TYPE.make(config).reset(seed=1, item=second)
+    assert messages == asked("What is half of 5?\n\nThink.")
+    assert (await play(config, second, "2.50")).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (verl_row(asked("Which?"), "the first"), "row 1: the answer must end in"),
+        (verl_row(asked("Which?"), None), "row 1 needs `reward_model.ground_truth`"),
+        (verl_row([*asked("Which?"), {"role": "assistant", "content": "1"}], "1"), "must end with"),
+        (verl_row([], "1"), "must end with the user's message"),
+        (verl_row([{"role": "user", "content": None}], "1"), "must be a list of messages"),
+        (verl_row(7, "1"), "must be a list of messages, or a text"),
+    ],
+)
+def test_c01_verls_rows_that_cannot_be_used(
+    row: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(InvalidConfig, match=problem):
+        TYPE.items(Gsm8kConfig(path=str(path)), seed=1, count=1)
+
+
+def test_c01_a_torn_parquet_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([verl_row(asked("1?"), "1")]), path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InvalidConfig, match="no Parquet file that can be read"):
+        TYPE.items(Gsm8kConfig(path=str(path)), seed=1, count=1)
