@@ -144,8 +144,6 @@ class Loop:
     def _run(self) -> None:
         spec, total = self.context.spec, self.source.total_steps
         self._go_on_from(self.workers.checkpoints.load_latest())
-        if self.source.online:
-            self._sync()
         if self.step == 0 and spec.evaluation.at_start:
             self._evaluate()
         while self.step < total:
@@ -291,7 +289,8 @@ class Loop:
         self._evaluations.append(data)
 
     def _go_on_from(self, state: Mapping[str, Any] | None) -> None:
-        """Puts the loop where the workers' newest checkpoint is; None is the start."""
+        """Puts the loop, and what samples, where the workers' newest checkpoint is; None is the
+        start."""
         self.recorder.replay()
         self._synced = None
         self._evaluations.clear()
@@ -299,6 +298,8 @@ class Loop:
         self.source.restore(self._start if state is None else state["source"])
         self.guard.restore(None if state is None else state.get("faults"))
         self.algorithm.restore({} if state is None else state["algorithm"])
+        if self.source.online:
+            self._sync()
 
     def _save(self, *, required: bool) -> None:
         self._progress(self.step, "checkpoint", always=True)

@@ -464,6 +464,22 @@ def test_a34_a_resumed_grpo_job_is_the_uninterrupted_one(
     assert _timeless(after.of("metrics")) == _timeless(events.of("metrics"))[2:]
 
 
+def test_after_a_rewind_samples_are_of_the_weights_that_it_went_back_to(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _with_faults(_grpo(steps=4), on_nan="rewind")
+    policy, recorder = _policy(context, chatml), EventList()
+    policy.breaks_at = {4, 5}  # step 4, twice; the last checkpoint is of step 2
+    _letters_loop(context, policy, chatml, tmp_path / "c", recorder, Letters()).run()
+    assert "goes back to step 2" in recorder.of("warning")[0]["message"]
+    # Steps 3 and 4, then step 2 again, from where 3 is taken anew.
+    assert policy.log[7:15] == [
+        *("generate", "train", "sync 3", "generate", "sync 2", "generate", "train", "sync 3"),
+    ]
+    deviations = [m.get("rollout_ratio_deviation", 0.0) for m in recorder.of("metrics")]
+    assert max(deviations) < 1e-4
+
+
 def test_log_probs_are_computed_only_where_the_algorithm_asks(
     tmp_path: Path, chatml: PreTrainedTokenizerFast
 ) -> None:
