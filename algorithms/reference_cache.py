@@ -75,16 +75,20 @@ class ReferenceCache:
                 and always for the whole batch, which divides over the ranks.
         """
         trained = batch.loss_mask > 0
-        missing = [row for row in rows if row not in self._values]
+        missing = {row for row in rows if row not in self._values}
+        fresh: dict[int, Tensor] = {}
         if missing:
             computed = compute().float()
             fresh = {
                 row: computed[place : place + batch.unit][trained[place : place + batch.unit]]
                 for row, place in zip(rows, range(0, len(batch), batch.unit), strict=False)
+                if row in missing
             }
-            self._keep({row: fresh[row] for row in dict.fromkeys(missing)})
+            # What is no number may come of a passing fault: it counts now, and is asked for again.
+            self._keep({row: of for row, of in fresh.items() if of.isfinite().all()})
         found = torch.zeros(batch.loss_mask.shape, dtype=torch.float32)
-        found[trained] = torch.cat([self._values[row] for row in rows])
+        said = [fresh[row] if row in fresh else self._values[row] for row in rows]
+        found[trained] = torch.cat(said)
         return found
 
     def _keep(self, fresh: dict[int, Tensor]) -> None:

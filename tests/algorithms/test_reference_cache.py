@@ -88,6 +88,18 @@ def test_what_fills_a_batch_up_is_not_kept() -> None:
     assert not said[2:].any()
 
 
+def test_what_is_no_number_is_asked_for_again(tmp_path: Path) -> None:
+    model, batch = _Model(), _batch(0, 1)
+    broken = _said_in_call(7, batch)
+    broken[2, 1] = torch.nan  # of row 1
+    cache = _cache(tmp_path)
+    said = cache.log_probs(batch, [0, 1], lambda: broken)
+    assert said[2].isnan().sum() == 1
+    assert len(cache) == len(_cache(tmp_path)) == 1
+    assert cache.log_probs(batch, [0, 1], lambda: model.of(batch)).isfinite().all()
+    assert len(cache) == len(_cache(tmp_path)) == 2
+
+
 def test_the_next_process_finds_it_on_disk(tmp_path: Path) -> None:
     model, batch = _Model(), _batch(0, 1, 2)
     said = _cache(tmp_path / "r").log_probs(batch, [0, 1, 2], lambda: model.of(batch))
