@@ -96,6 +96,8 @@ def adapted(coefficient: float, kl: float, answers: int, controller: AdaptiveKl)
         error = clip(kl / target - 1, -0.2, 0.2)
         next  = coefficient (1 + error answers / horizon)
 
+    More answers than the horizon count as the horizon: the weight stays above 0.
+
     Args:
         coefficient: the weight under which the answers were sampled.
         kl: their mean, in nats of a whole answer.
@@ -103,4 +105,4 @@ def adapted(coefficient: float, kl: float, answers: int, controller: AdaptiveKl)
         controller: target and horizon.
     """
     error = min(max(kl / controller.target - 1.0, -0.2), 0.2)
-    return coefficient * (1.0 + error * answers / controller.horizon)
+    return coefficient * (1.0 + error * min(answers / controller.horizon, 1.0))

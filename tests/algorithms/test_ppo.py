@@ -168,6 +168,14 @@ def test_the_adaptive_weight_that_verl_and_openrlhf_agree_on() -> None:
     )
 
 
+def test_more_answers_than_the_horizon_leave_the_weight_above_zero() -> None:
+    spec = PpoSpec(kl_coef=0.1, kl_controller=AdaptiveKl(horizon=1))
+    algorithm = load_algorithm(spec)
+    for _ in range(2):
+        algorithm.advantages(_answers(64, 0.0))
+    assert algorithm.state()["kl_coef"] == pytest.approx(0.1 * 0.8**2)
+
+
 def test_a_resumed_job_goes_on_with_the_weight_that_it_had() -> None:
     spec = PpoSpec(kl_coef=0.1, kl_controller=AdaptiveKl(horizon=100))
     algorithm = load_algorithm(spec)
