@@ -86,7 +86,10 @@ def _margin(row: Fields) -> float | None:
         return None
     if isinstance(margin, bool) or not isinstance(margin, int | float):
         raise RowFault(f"`margin` is {kind_of(margin)}, not a number")
-    return float(margin)
+    try:
+        return float(margin)
+    except OverflowError:
+        raise RowFault("`margin` is out of range", "use a smaller one") from None
 
 
 def _label(row: Fields) -> bool:

@@ -41,7 +41,7 @@ def _message(turn: Any, place: str) -> Any:
     if not isinstance(turn, dict) or "role" in turn:
         return turn
     sender, value = turn.get("from"), turn.get("value")
-    if sender != _CALL and sender not in _ROLES:
+    if not isinstance(sender, str) or (sender != _CALL and sender not in _ROLES):
         raise RowFault(
             f"`{place}.from` is {shown(sender)}", f"use one of: {', '.join([*_ROLES, _CALL])}"
         )
