@@ -65,8 +65,10 @@ class StepGuard:
         return Fault.SPIKE if result.gradient_norm > self.norm_limit else None
 
     def took(self, result: StepResult) -> None:
-        """A step was taken."""
-        self._norms.append(result.gradient_norm)
+        """A step was taken. One without a gradient had nothing to learn from, as a batch of groups
+        without spread; it says nothing of what is usual."""
+        if result.gradient_norm > 0:
+            self._norms.append(result.gradient_norm)
 
     def policy(self, refused: StepRefused) -> Literal["skip", "rewind"]:
         """What to do about a step that is not taken, which is left out from now on.

@@ -48,6 +48,15 @@ def test_a_spike_is_measured_against_the_median_of_the_window() -> None:
     assert watch.norm_limit == 30.0
 
 
+def test_steps_with_nothing_to_learn_from_are_not_what_is_usual() -> None:
+    """Else a median of 0 would make a spike of every other step."""
+    watch = guard(on_spike="stop", spike_factor=10, spike_window=3)
+    for norm in (1.0, 2.0, 3.0, 0.0, 0.0, 0.0):
+        watch.took(result(norm))
+    assert watch.norm_limit == 20.0
+    assert watch.fault(result(0.0)) is None
+
+
 @given(norms=st.lists(NORMS, max_size=20), factor=st.floats(1.01, 100), window=st.integers(2, 8))
 def test_no_step_up_to_the_factor_times_the_smallest_of_the_window_is_a_spike(
     norms: list[float], factor: float, window: int
