@@ -297,7 +297,7 @@ class Loop:
         self.step = 0 if state is None else int(state["step"])
         self.source.restore(self._start if state is None else state["source"])
         self.guard.restore(None if state is None else state.get("faults"))
-        self.algorithm.restore({} if state is None else state["algorithm"])
+        self.algorithm.restore({} if state is None else state.get("algorithm", {}))
         if self.source.online:
             self._sync()
 

@@ -171,6 +171,19 @@ def test_d03_a_resumed_sft_job_is_the_uninterrupted_one(
     assert _timeless(after.of("metrics")) == _timeless(events.of("metrics"))[3:]
 
 
+def test_a_checkpoint_from_before_algorithms_had_a_state_is_gone_on_from(
+    tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _sft(tmp_path, steps=3)
+    run(context, _workers(_policy(context, chatml), tmp_path / "c"), chatml, EventList())
+    file = tmp_path / "c" / "00000003.json"
+    state = json.loads(file.read_text())
+    del state["algorithm"]
+    file.write_text(json.dumps(state))
+    longer = _sft(tmp_path, steps=4)
+    assert run(longer, _workers(_policy(longer, chatml), tmp_path / "c"), chatml, EventList()) == 4
+
+
 def test_a_finished_job_does_nothing_more(tmp_path: Path, chatml: PreTrainedTokenizerFast) -> None:
     context = _sft(tmp_path, steps=3)
     run(context, _workers(_policy(context, chatml), tmp_path / "c"), chatml, EventList())
