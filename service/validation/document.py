@@ -98,7 +98,8 @@ def known_fields(algorithm: str | None = None) -> KnownFields:
         children[path] = list(dict.fromkeys([*children.get(path, []), *fields]))
         for name, info in fields.items():
             inner_path = f"{path}.{name}" if path else name
-            descriptions[inner_path] = info.description or descriptions.get(inner_path, "")
+            described = " ".join((info.description or "").split())
+            descriptions[inner_path] = described or descriptions.get(inner_path, "")
             for inner in _models(info.annotation):
                 visit(inner, inner_path)
 

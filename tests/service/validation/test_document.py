@@ -160,6 +160,12 @@ def test_every_field_of_the_job_spec_has_a_description() -> None:
     assert [path for path, text in known.descriptions.items() if not text] == []
 
 
+def test_a_description_that_is_a_fix_is_one_line() -> None:
+    broken = [path for path, text in known_fields().descriptions.items() if "\n" in text]
+
+    assert not broken
+
+
 def test_a_reward_model_is_not_evaluated_in_an_environment() -> None:
     held_out = {"items": 4, "environment": {"id": "tools/calculator"}}
     document = json.dumps(REWARD_MODEL | {"evaluation": held_out})
