@@ -29,14 +29,33 @@ class Fault(StrEnum):
 
 
 class StepRefused(Exception):
-    """A step went wrong twice and was not taken."""
+    """A step went wrong twice and was not taken.
 
-    def __init__(self, step: int, fault: Fault, first: StepResult, second: StepResult) -> None:
+    Args:
+        step: its number.
+        fault: of the second run.
+        first: what the first run gave.
+        second: what the second run gave.
+        of_critic: it was the critic's, and not the policy's.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        fault: Fault,
+        first: StepResult,
+        second: StepResult,
+        *,
+        of_critic: bool = False,
+    ) -> None:
         super().__init__(
-            f"step {step}: {describe(fault, first)}; a second run of the same step gave "
-            f"{describe(fault, second)}, so it is no passing fault of the hardware"
+            f"step {step}{' of the critic' if of_critic else ''}: {describe(fault, first)}; a "
+            f"second run of the same step gave {describe(fault, second)}, so it is no passing "
+            "fault of the hardware"
         )
         self.step, self.fault = step, fault
+        self.rate = "algorithm.value_model" if of_critic else "optimizer"
+        self.rate += ".learning_rate"
 
 
 class StepGuard:
@@ -82,7 +101,7 @@ class StepGuard:
         if policy == "stop":
             raise JobFailure(
                 Reason.NAN_LOSS,
-                f"{refused}. The update was not taken. Lower `optimizer.learning_rate`, look at "
+                f"{refused}. The update was not taken. Lower `{refused.rate}`, look at "
                 f"this step's data, or set `faults.{name}` to skip or rewind. The last checkpoint "
                 "holds the weights before it",
             )
@@ -94,7 +113,7 @@ class StepGuard:
             raise JobFailure(
                 Reason.NAN_LOSS,
                 f"{refused}. {row} steps in a row went wrong, and `faults.max_skipped` allows "
-                f"{spec.max_skipped} to be left out. Lower `optimizer.learning_rate`",
+                f"{spec.max_skipped} to be left out. Lower `{refused.rate}`",
             )
         return "rewind" if policy == "rewind" else "skip"
 
