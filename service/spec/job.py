@@ -85,10 +85,10 @@ class JobSpec(SpecModel):
     def _something_to_earn(self) -> "JobSpec":
         if not self.algorithm.online or self.reward.environment_weight > 0:
             return self
-        if self.reward.model is None:
+        if self.reward.model is None or self.reward.model_weight == 0:
             raise ValueError(
                 "`reward.environment_weight` must be above 0: without `reward.model` nothing else "
-                "is earned"
+                "is earned, nor where `reward.model_weight` is 0"
             )
         if self.algorithm.resampling is not None:
             raise ValueError(

@@ -278,3 +278,10 @@ def test_going_on_under_another_algorithm_is_refused_with_what_would_be_kept(
     error = next(e for e in refused(service, document) if e["field"] == "algorithm.type")
     assert "'ppo' is not what the job" in error["message"]
     assert "`model.from`, which keeps the weights and nothing else" in error["fix"]
+
+
+def test_a_reward_model_without_weight_earns_nothing() -> None:
+    reward = {"environment_weight": 0, "model": {"source": {"path": "reward"}}}
+    assert spec(online=True, reward=reward).reward.model_weight == 1
+    with pytest.raises(ValueError, match=r"nor where `reward\.model_weight` is 0"):
+        spec(online=True, reward=reward | {"model_weight": 0})
