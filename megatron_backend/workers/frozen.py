@@ -123,6 +123,6 @@ class ScorerRank(FrozenRank):
     def scores(self, batch: Batch) -> list[RowShare] | None:
         """This rank's rows of `algorithms.protocols.Scorer.scores`, alone in a list."""
         reader = self.reader
-        from megatron_backend.training.values import read_values
+        from megatron_backend.training.values import read_scores
 
-        return reader.read(batch, lambda *arguments: (read_values(*arguments).scores,))
+        return reader.read(batch, read_scores)
