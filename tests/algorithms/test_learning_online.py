@@ -42,7 +42,7 @@ from tests.algorithms.letters import Letters, LettersConfig
 from tests.algorithms.tiny_policy import EventList, TinyPolicy, tiny_model
 from tests.algorithms.tiny_workers import tiny_workers
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SEEDS = (0, 1, 2)
 STEPS = 18

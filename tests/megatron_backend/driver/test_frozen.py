@@ -82,6 +82,7 @@ def reverse_kl(
     return float((ours.exp() * (ours - theirs)).sum(-1).mean())
 
 
+@pytest.mark.long
 def test_distillation_brings_the_student_to_its_teacher(
     finished: Path, teacher: tuple[Path, PreTrainedModel]
 ) -> None:
@@ -144,6 +145,7 @@ def test_d21_ranks_of_either_model_that_die_are_replaced(
     assert losses[0] == losses[1]
 
 
+@pytest.mark.long
 def test_a_policy_learns_what_a_reward_model_likes(tmp_path: Path) -> None:
     """The environment's own reward counts nothing."""
     frozen_job.save_reward_model(tmp_path / "reward")

@@ -16,7 +16,7 @@ from tests.megatron_backend.checkpoint import reshard_ranks
 from tests.megatron_backend.driver import tiny_job, value_jobs
 from tests.megatron_backend.ranks import Ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def run(folder: Path) -> Path:
@@ -152,7 +152,6 @@ def test_another_layout_goes_on_alike(ppo: Path, tmp_path: Path) -> None:
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.long
 def test_a_killed_rank_brings_its_critic_back(ranks: Ranks, ppo: Path, tmp_path: Path) -> None:
     """kill -9 of one of two ranks inside an attempt: the same end as without it."""
     job = value_jobs.write_ppo_job(tmp_path / "killed", **SPEC, parallel={"dp": 2})
