@@ -67,7 +67,9 @@ class Refusal(Exception):
 def not_found(what: str, identifier: str, listed_at: str) -> Refusal:
     """A 404 for a resource, with the place that lists what there is."""
     return Refusal(
-        HTTPStatus.NOT_FOUND, f"no {what} has the id {identifier!r}; GET {listed_at} lists them"
+        HTTPStatus.NOT_FOUND,
+        f"no {what} has the id {identifier!r}; GET {listed_at} lists them",
+        kind="not-found",
     )
 
 

@@ -134,6 +134,7 @@ def test_a_file_over_the_limit_is_refused_while_it_arrives(new_service) -> None:
 def test_an_unknown_file_is_a_404(service: RunningService) -> None:
     answer = service.http.get("/v1/files/file-zzzzzzzzzzzzzzzz")
     assert answer.status_code == 404
+    assert answer.json()["type"] == "urn:planish:problem:not-found"
     assert "GET /v1/files" in answer.json()["detail"]
 
 
