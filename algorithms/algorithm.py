@@ -38,7 +38,7 @@ class Credit:
 
 
 class Algorithm(ABC):
-    """The worker half of an algorithm. Built with its spec: `Grpo(spec)`."""
+    """The maths of an algorithm, on the driver and on ranks. Built with its spec: `Grpo(spec)`."""
 
     needs_old_log_probs: bool = False
     """True where `old_log_probs`, by the training model before the first update, must be there."""
@@ -46,8 +46,6 @@ class Algorithm(ABC):
     """Passes over each batch of samples; 1 for offline algorithms."""
     mini_batches: int = 1
     """Optimizer steps of one pass."""
-    learns_from_rewards: bool = True
-    """Whether an online algorithm is asked for `advantages`."""
 
     @abstractmethod
     def __init__(self, spec: Any) -> None: ...
@@ -59,7 +57,8 @@ class Algorithm(ABC):
         return batch
 
     def advantages(self, rollout: Rollout) -> Credit:  # noqa: ARG002
-        """On the driver: what each token of a rollout is worth. Asked of online algorithms only.
+        """On the driver: what each token of a rollout is worth. Asked of online
+        algorithms that learn from rewards.
 
         `rollout.batch` has `rollout_log_probs`, and `old_log_probs`, `reference_log_probs` and
         `values` where the algorithm needs them. Rows that are not scored are masked already.

@@ -19,8 +19,6 @@ from service.spec.algorithms.distillation import DIVERGENCES, DistillationSpec
 class Distillation(Algorithm):
     """A divergence from the teacher at each token that the student wrote."""
 
-    learns_from_rewards = False
-
     def __init__(self, spec: DistillationSpec) -> None:
         self._spec = spec
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from algorithms.algorithm import Algorithm, load_algorithm
 from algorithms.data.dataset import Dataset
-from algorithms.data.source import validation_loss
+from algorithms.data.source import validate
 from algorithms.errors import JobFailure
 from algorithms.evaluate import Evaluator
 from algorithms.faults import StepGuard, StepRefused
@@ -222,6 +222,8 @@ class Loop:
         self.step = step
         if self.source.online:
             self._sync()
+        for warning in samples.warnings:
+            self.recorder.record("warning", warning, step=step)
         self.recorder.record("metrics", {**samples.metrics, "left_out": 1}, step=step)
         self._progress(step, "done", always=True)
 
@@ -263,7 +265,7 @@ class Loop:
     def _evaluate(self) -> None:
         if self.validation is not None:
             self._progress(self.step, "validation", always=True)
-            loss = validation_loss(
+            found = validate(
                 self.workers.train,
                 self.validation,
                 batch_size=self.context.spec.training.global_batch_size,
@@ -273,8 +275,8 @@ class Loop:
                     self._prepare(samples, PhaseClock(), self.validation_references).batch
                 ),
             )
-            data = {"mode": "validation", "items": len(self.validation.examples), "loss": loss}
-            self._record_evaluation(data)
+            items = len(self.validation.examples)
+            self._record_evaluation({"mode": "validation", "items": items, **found})
         if self.evaluator is not None:
             self._sync()
             for mode in self.evaluator.modes:

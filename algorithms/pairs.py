@@ -54,8 +54,15 @@ def reward_metrics(chosen: Tensor, rejected: Tensor, batch: Batch) -> Sums:
         "reward_rejected": all_of(rejected),
         "reward_margin": all_of(chosen - rejected),
         "reward_accuracy": all_of((chosen > rejected).double()),
-        "pairs_left_out": all_of((~_whole(batch)).double()),
+        "pairs_left_out": all_of(_halves(batch)),
     }
+
+
+def _halves(batch: Batch) -> Tensor:
+    """[pairs with a trained token] 1 where it is one answer's only; what fills a batch up has
+    none."""
+    trained = (batch.loss_mask.sum(dim=1) > 0).view(-1, 2)
+    return (~trained.all(dim=1)).double()[trained.any(dim=1)]
 
 
 def _whole(batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from algorithms.phases import PhaseClock
 from algorithms.protocols import Scorer, Workers
 from algorithms.reference_cache import ReferenceCache
 from algorithms.samples import Rollout, Samples
-from service.spec import JobSpec
+from service.spec import JobSpec, RewardSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +63,14 @@ def prepare(
     batch = samples.batch
     if rollout is not None:
         batch = batch.masked(rollout.scored)
+        if spec.reward != RewardSpec() and rollout.scored.any():
+            metrics["reward_weighted_mean"] = float(rollout.returns[rollout.scored].mean())
     with clock("logprobs") if _asks_models(spec, algorithm) else nullcontext():
         batch = _with_old(batch, algorithm, workers)
         if spec.algorithm.keeps_reference:
             batch = _with_reference(batch, samples.rows, workers, references)
         batch = _with_others(batch, algorithm, workers)
-    if rollout is not None and algorithm.learns_from_rewards:
+    if rollout is not None and spec.algorithm.learns_from_rewards:
         with clock("advantage"):
             credit = algorithm.advantages(replace(rollout, batch=batch))
             batch = batch.with_per_token(advantages=credit.advantages.float())

@@ -6,7 +6,7 @@ split over data-parallel ranks and micro-batches, and results come back whole an
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -32,12 +32,14 @@ class StepResult:
         metrics: the algorithm's own, over the whole batch (means of `LossOutput.sums`).
         finite: False where loss or gradient norm is NaN or infinite; the step was then not taken,
             nor is one whose norm is above the `norm_limit` that it was tried under.
+        sums: what `metrics` are the means of, as (sum, count).
     """
 
     loss: float
     gradient_norm: float
     metrics: Mapping[str, float]
     finite: bool
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class TrainEngine(Protocol):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,7 +115,8 @@ class ReferenceCache:
         for path in sorted(folder.glob(f"{self._key}-*")):
             with path.open("rb") as file:
                 for row, values in self._records(file):
-                    self._values[row] = torch.frombuffer(bytearray(values), dtype=torch.float32)
+                    numbers = np.frombuffer(bytearray(values), dtype="<f4")
+                    self._values[row] = torch.from_numpy(numbers)
 
     def _records(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         """Row and values of each whole record, up to the first that is none."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +22,6 @@ class Rollout:
         rewards: [B, T] float64: each turn's reward at the turn's last token, 0 elsewhere.
         scored: [B] bool. What was not scored is not 0: it takes no part in any statistics.
         group_size: so many rows, one behind the other, answer one question.
-        truncated: [B] bool: the episode was cut.
         baselines: [B] float64, the reward of the greedy answer to a row's question; NaN where that
             could not be scored. None where the spec asks for none.
     """
@@ -31,7 +30,6 @@ class Rollout:
     rewards: Tensor
     scored: Tensor
     group_size: int = 1
-    truncated: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     baselines: Tensor | None = None
 
     @property

@@ -48,7 +48,7 @@ class Updates:
         self._critic_guard = StepGuard(calm)
 
     def take(self, batch: Batch, step: int) -> dict[str, float]:
-        """All updates of a step; means of their metrics.
+        """All updates of a step; means of their metrics. None is taken where nothing is trained.
 
         Raises:
             StepRefused: one went wrong twice. It changed nothing; those before it stay.
@@ -59,6 +59,8 @@ class Updates:
         trains_policy = critic is None or step > critic.warmup_steps
         rows: list[Mapping[str, float]] = []
         for part in self._parts(batch, step):
+            if not part.loss_mask.any():
+                continue  # momentum alone would move the weights
             normalizer = Normalizer.of(part)
             row: dict[str, float] = {}
             if critic is not None:
@@ -75,7 +77,7 @@ class Updates:
                 row |= {**result.metrics, "loss": result.loss}
                 row["gradient_norm"] = result.gradient_norm
             rows.append(row)
-        return {**_means(rows), "learning_rate": rate}
+        return {**_means(rows), "learning_rate": rate if trains_policy else 0.0}
 
     def _parts(self, batch: Batch, step: int) -> Iterator[Batch]:
         """The mini-batches of all passes, in order."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from algorithms.batch import Batch, Normalizer
+from algorithms.batch import Batch, MetricSums, Normalizer
 from algorithms.data.chat import ChatFormat
 from algorithms.data.collation import collate
 from algorithms.data.dataset import Dataset, load_dataset
@@ -100,7 +100,7 @@ class RowSource:
         self._sampler.position = int(state["position"])
 
 
-def validation_loss(
+def validate(
     train: TrainEngine,
     dataset: Dataset,
     *,
@@ -108,8 +108,8 @@ def validation_loss(
     padding_id: int,
     max_length: int,
     prepare: Callable[[Samples], Batch] = lambda samples: samples.batch,
-) -> float:
-    """The algorithm's loss on a whole file, as if it were one batch.
+) -> dict[str, float]:
+    """The algorithm's `loss` on a whole file, as if it were one batch, and its metrics.
 
     The last batch is filled up with rows that have no trained token, so that every batch divides as
     the training batch does; they add nothing to the loss or to the counts.
@@ -131,4 +131,8 @@ def validation_loss(
         rows = range(start, start + len(items))
         batches.append(prepare(Samples(batch=batch, rows=rows, metrics={})))
     normalizer = Normalizer.of_all(batches)
-    return math.fsum(train.evaluate_loss(batch, normalizer).loss for batch in batches)
+    results = [train.evaluate_loss(batch, normalizer) for batch in batches]
+    metrics = MetricSums()
+    for result in results:
+        metrics.add(result.sums)
+    return {**metrics.means(), "loss": math.fsum(result.loss for result in results)}

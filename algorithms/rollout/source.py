@@ -26,9 +26,9 @@ from algorithms.rollout.groups import (
 from algorithms.rollout.questions import Questions
 from algorithms.rollout.statistics import (
     baseline_metrics,
+    drawn_metrics,
     episode_metrics,
     episode_warnings,
-    group_metrics,
     refuse_many_errors,
 )
 from algorithms.rollout.tensors import episode_batch, episode_rollout
@@ -50,7 +50,7 @@ class EpisodeSource:
         self._collector = collector
         self._questions = questions
         self._algorithm = spec.algorithm
-        self._reward = spec.reward
+        self._reward = spec.reward if spec.algorithm.learns_from_rewards else None
         self._rollout = spec.rollout
         self._seed = spec.training.seed
         self._padding_id = chat.padding_id
@@ -90,7 +90,7 @@ class EpisodeSource:
             greedy=greedy_rollout,
             metrics={
                 **episode_metrics(episodes),
-                **group_metrics(drawn, best_reward=self._best_reward),
+                **drawn_metrics(drawn, best_reward=self._best_reward),
                 **baseline_metrics(greedy),
             },
             warnings=warnings,

@@ -39,7 +39,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     return metrics
 
 
-def group_metrics(drawn: Drawn, *, best_reward: float) -> dict[str, float]:
+def drawn_metrics(drawn: Drawn, *, best_reward: float) -> dict[str, float]:
     """Of all groups that were played: what they can teach, and how often they reach the best.
 
     `groups_masked` and `batches_drawn` tell whether dynamic sampling filled the batch.

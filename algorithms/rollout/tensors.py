@@ -12,19 +12,22 @@ from algorithms.samples import Rollout
 from service.spec import RewardSpec
 
 
-def is_scored(episode: Episode, reward: RewardSpec) -> bool:
+def is_scored(episode: Episode, reward: RewardSpec | None) -> bool:
     """Whether an episode takes part in training.
 
     What the environment could not score is not worth 0, and stays out. Where the environment's
-    reward has no weight, a reward model scores all that was played to its end.
+    reward has no weight, a reward model scores all that was played to its end. Where nothing is
+    learned from rewards (None), all that was played takes part.
     """
+    if reward is None:
+        return episode.played
     if reward.model is not None and reward.environment_weight == 0:
         return episode.played
     return episode.reward is not None
 
 
 def episode_batch(
-    episodes: Sequence[Episode], *, reward: RewardSpec, padding_id: int, max_length: int
+    episodes: Sequence[Episode], *, reward: RewardSpec | None, padding_id: int, max_length: int
 ) -> Batch:
     """Whole episodes as sequences, trained on the policy's tokens, with `rollout_log_probs`.
 
@@ -54,7 +57,7 @@ def episode_batch(
 
 
 def episode_rollout(
-    episodes: Sequence[Episode], batch: Batch, *, reward: RewardSpec, group_size: int = 1
+    episodes: Sequence[Episode], batch: Batch, *, reward: RewardSpec | None, group_size: int = 1
 ) -> Rollout:
     """What the episodes of a batch earned, each reward at the last token of its turn.
 
@@ -64,7 +67,8 @@ def episode_rollout(
     Args:
         episodes: one for each row of the batch.
         batch: see `episode_batch`.
-        reward: weight of the environment's reward, and the penalty for a turn that was cut.
+        reward: weight of the environment's reward, and the penalty for a turn that was cut; None
+            where nothing is learned from rewards, and then all are 0.
         group_size: so many episodes, one behind the other, have one question.
     """
     # In float32, 0.1 + 0.2 in two turns and 0.3 in one would differ by more than rounding in a
@@ -72,7 +76,7 @@ def episode_rollout(
     rewards = torch.zeros(batch.loss_mask.shape, dtype=torch.float64)
     scored = [is_scored(episode, reward) for episode in episodes]
     for row, episode in enumerate(episodes):
-        if not scored[row]:
+        if reward is None or not scored[row]:
             continue
         ends = episode.turn_ends
         for place, earned in zip(ends, episode.rewards, strict=True):
@@ -84,5 +88,4 @@ def episode_rollout(
         rewards=rewards,
         scored=torch.tensor(scored),
         group_size=group_size,
-        truncated=torch.tensor([episode.truncated for episode in episodes]),
     )

@@ -65,4 +65,5 @@ def merge_step(layout: Layout, shares: Sequence[StepShare]) -> StepResult:
         gradient_norm=first.gradient_norm,
         metrics=metrics.means(),
         finite=first.finite,
+        sums=metrics.sums(),
     )

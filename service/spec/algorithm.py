@@ -56,6 +56,9 @@ class AlgorithmSpec(SpecModel):
     greedy_baseline: ClassVar[bool] = False
     """Whether each question is also answered greedily, for a baseline that is not trained."""
 
+    learns_from_rewards: ClassVar[bool] = True
+    """Whether what episodes earn is learned from; of online algorithms only."""
+
     summary: ClassVar[str]
     """One line for listings."""
 

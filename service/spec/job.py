@@ -75,6 +75,8 @@ class JobSpec(SpecModel):
                 raise ValueError(f"`data` has no use: {kind} trains on its own samples")
             if self.training.steps is None:
                 raise ValueError(f"`training.steps` is needed: {kind} has no epochs")
+            if self.reward != RewardSpec() and not self.algorithm.learns_from_rewards:
+                raise ValueError(f"`reward` has no use: {kind} does not learn from rewards")
         elif self.data is None:
             raise ValueError(f"`data` is needed: {kind} trains on rows")
         elif self.reward != RewardSpec():

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from service.files.rows import first_format
+from service.files.isolated import check_first_row
 from service.files.storage import FILE_ID, content_path
 from service.spec import DataSpec
 from service.spec.algorithm import RowKind
 from service.spec.rows import FileFault, RowFault
-from service.spec.rows.kinds import check_format
 from service.store import NotFound, Store
 from service.validation.problems import FieldProblem, quote
 
 TRAINING_PURPOSE = "fine-tune"
+PARQUET_SECONDS = 60.0
 
 
 def find_files(
@@ -93,7 +93,7 @@ def _check_s3() -> FieldProblem | None:
 def _check_rows(path: Path, rows: RowKind) -> FieldProblem | None:
     """Whether the first row is of the right kind: those of an upload are all of one."""
     try:
-        check_format(first_format(path), rows)
+        check_first_row(path, rows, timeout_seconds=PARQUET_SECONDS)
     except RowFault as fault:
         return _problem(f"its first row: {fault.message}", fault.fix)
     except (FileFault, OSError) as error:

@@ -87,7 +87,7 @@ def test_the_teachers_likeliest_tokens_become_the_candidates() -> None:
     teacher = TableTeacher(batch)
     algorithm = load_algorithm(spec(top_k=3))
     assert isinstance(algorithm, Distillation)
-    assert not algorithm.learns_from_rewards
+    assert not DistillationSpec.learns_from_rewards
     assert not algorithm.needs_old_log_probs
     prepared = algorithm.prepare(batch, workers(teacher))
     assert teacher.asked == [3]

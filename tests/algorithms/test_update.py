@@ -91,6 +91,21 @@ def test_each_pass_deals_every_row_once_in_an_order_of_the_step() -> None:
     assert [rows for rows, _, _ in same.taken[8:]] != parts
 
 
+def test_a_batch_of_which_nothing_is_trained_moves_no_weight() -> None:
+    updates, policy, critic = _updates({"mini_batches": 4})
+    batch = _batch()
+    batch.loss_mask[:6] = 0.0
+    updates.take(batch, 1)
+    trained = [sum(row >= 6 for row in rows) for rows, _, _ in policy.taken]
+    assert sum(trained) == 2
+    assert 0 not in trained
+    assert critic.taken == [(rows, n, 1e-5) for rows, n, _ in policy.taken]
+    batch.loss_mask.zero_()
+    before = len(policy.taken)
+    assert updates.take(batch, 2).keys() == {"learning_rate"}
+    assert len(policy.taken) == before
+
+
 def test_only_the_critic_learns_while_it_warms_up() -> None:
     updates, policy, critic = _updates({"value_model": {"warmup_steps": 2, "learning_rate": 0.25}})
     for step in (1, 2):

@@ -93,7 +93,13 @@ class TinyEngine:
     ) -> StepResult:
         metrics = MetricSums()
         metrics.add(sums)
-        return StepResult(loss=loss, gradient_norm=norm, metrics=metrics.means(), finite=finite)
+        return StepResult(
+            loss=loss,
+            gradient_norm=norm,
+            metrics=metrics.means(),
+            finite=finite,
+            sums=metrics.sums(),
+        )
 
 
 class TinyPolicy(TinyEngine):

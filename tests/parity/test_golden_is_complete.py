@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import pytest
 
-from algorithms.algorithm import load_algorithm
 from service.spec import AlgorithmSpec, RolloutCorrection, algorithm_specs
 from service.spec.base import SpecModel
 from tests.parity import cases, golden_files
@@ -69,7 +68,7 @@ def test_every_algorithm_has_its_loss_and_its_advantages_from_a_package(name: st
     of_advantages = _cases_of(name, cases.ADVANTAGES)
     assert _cases_of(name, cases.WITH_SPECS) - of_advantages, f"no loss of {name} has a reference"
     spec = next(spec for spec in SPECS if spec.type == name)
-    has_advantages = spec.online and load_algorithm(spec).learns_from_rewards
+    has_advantages = spec.online and spec.learns_from_rewards
     assert bool(of_advantages) == has_advantages
 
 

@@ -19,6 +19,7 @@ class DistillationSpec(AlgorithmSpec):
     type: Literal["distillation"] = "distillation"
     implementation: ClassVar[str] = "algorithms.distillation:Distillation"
     online: ClassVar[bool] = True
+    learns_from_rewards: ClassVar[bool] = False
     summary: ClassVar[str] = "A teacher's distributions on the student's own samples"
 
     teacher_model: FrozenModelSpec

@@ -13,7 +13,7 @@ from algorithms.data.chat import ChatFormat
 from algorithms.data.collation import collate
 from algorithms.data.dataset import Dataset
 from algorithms.data.examples import Example, Item, LabelledExample, Pair
-from algorithms.data.source import RowSource, validation_loss
+from algorithms.data.source import RowSource, validate
 from algorithms.errors import JobFailure
 from algorithms.phases import PhaseClock
 from algorithms.samples import Samples
@@ -47,11 +47,12 @@ def test_validation_loss_does_not_depend_on_the_batch_size(
     spec = SftSpec.model_validate({"loss_aggregation": aggregation})
     policy = TinyPolicy(tiny_model(50), load_algorithm(spec), stop_id=0)
     whole = collate(examples, padding_id=0, max_length=16)
-    expected = policy.evaluate_loss(whole, Normalizer.of(whole)).loss
-    measured = validation_loss(
+    expected = policy.evaluate_loss(whole, Normalizer.of(whole))
+    measured = validate(
         policy, Dataset(examples=examples), batch_size=batch_size, padding_id=0, max_length=16
     )
-    assert measured == pytest.approx(expected, rel=1e-5)
+    wanted = {**expected.metrics, "loss": expected.loss}
+    assert measured == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
 def _examples(count: int, seed: int) -> list[Example]:
@@ -84,7 +85,7 @@ def test_validation_loss_of_pairs(spec: Any, batch_size: int) -> None:
         return samples.batch.with_per_token(reference_log_probs=reference)
 
     whole = prepare(Samples(batch=collate(_pairs(), padding_id=0, max_length=16), metrics={}))
-    expected = policy.evaluate_loss(whole, Normalizer.of(whole)).loss
+    expected = policy.evaluate_loss(whole, Normalizer.of(whole))
     seen: list[int] = []
 
     def watched(samples: Samples) -> Batch:
@@ -93,7 +94,7 @@ def test_validation_loss_of_pairs(spec: Any, batch_size: int) -> None:
         assert len(samples.batch) == 2 * batch_size
         return prepare(samples)
 
-    measured = validation_loss(
+    measured = validate(
         policy,
         Dataset(examples=_pairs()),
         batch_size=batch_size,
@@ -101,7 +102,8 @@ def test_validation_loss_of_pairs(spec: Any, batch_size: int) -> None:
         max_length=16,
         prepare=watched,
     )
-    assert measured == pytest.approx(expected, rel=1e-5)
+    wanted = {**expected.metrics, "loss": expected.loss}
+    assert measured == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     assert seen == list(range(5))
 
 

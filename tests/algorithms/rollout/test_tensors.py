@@ -38,6 +38,16 @@ def test_a30_the_reward_is_at_the_end_of_turn_token_and_never_at_padding() -> No
     assert bool((rollout.rewards[rollout.batch.loss_mask == 0] == 0).all())
 
 
+def test_where_nothing_is_learned_from_rewards_all_that_was_played_is_trained() -> None:
+    unscored, failed = episode([turn([5, EOS])], None), episode([turn([6, EOS])], 1.0)
+    failed.fail(RuntimeError("broken"))
+    batch = episode_batch([unscored, failed], reward=None, padding_id=PAD, max_length=64)
+    rollout = episode_rollout([unscored, failed], batch, reward=None)
+    assert batch.loss_mask.sum(dim=1).tolist() == [2, 0]
+    assert rollout.scored.tolist() == [True, False]
+    assert not rollout.rewards.any()
+
+
 def test_a30_i05_each_turn_s_reward_is_at_that_turn_s_last_token() -> None:
     said = Segment(origin="observation", token_ids=[3, 3])
     turns = [turn([5, EOS]), said, turn([6], "length"), said, turn([7, 8, EOS])]

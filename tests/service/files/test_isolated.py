@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.files.isolated import check_upload
+from service.files.isolated import check_first_row, check_upload
+from service.spec.rows import FileFault, RowFault
 from tests.service.spec.rows.parquet_files import write_parquet
 
 GOOD = {"prompt": "a", "completion": "b"}
@@ -54,6 +55,17 @@ def test_a_reader_that_crashes_or_hangs_is_told(
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert "takes more than 0.2 s" in _check(tmp_path / "rows", timeout_seconds=0.2)[0][1]
+
+
+def test_a_first_row_is_compared_there_too(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    write_parquet(path, [GOOD])
+    check_first_row(path, "conversation", timeout_seconds=120)
+    with pytest.raises(RowFault, match="pair"):
+        check_first_row(path, "preference", timeout_seconds=120)
+    path.write_bytes(b"PAR1" + b"rubbish" * 9)
+    with pytest.raises((RowFault, FileFault), match="cannot be read"):
+        check_first_row(path, "conversation", timeout_seconds=120)
 
 
 def test_json_needs_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
