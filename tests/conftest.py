@@ -1,9 +1,14 @@
-"""Fixtures that tests of several packages share."""
+"""What tests of several packages share."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes any example slow; that is no fault of what is tested.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -101,7 +101,6 @@ def samples(spec: AlgorithmSpec) -> Samples:
         rewards=torch.zeros_like(mask, dtype=torch.float64),
         scored=torch.arange(rows) != SILENT,
         group_size=spec.samples_per_prompt,
-        truncated=torch.arange(rows) % 4 == 1,
     )
     rewards = rollout.rewards.clone()
     earned = torch.randn(2, rows, generator=generator, dtype=torch.float64)
@@ -124,7 +123,6 @@ def reordered(samples: Samples, index: Tensor) -> Samples:
         batch=batch,
         rewards=rollout.rewards[index],
         scored=rollout.scored[index],
-        truncated=rollout.truncated[index],
         baselines=None if rollout.baselines is None else rollout.baselines[index],
     )
     return replace(samples, batch=batch, rollout=rollout)
