@@ -8,7 +8,7 @@ a penalty for answers near the bound of their length (`overlong`).
 
 from algorithms.advantages.group import group_advantages
 from algorithms.group_relative import GroupRelative, Rewards
-from algorithms.losses.policy_gradient import TokenLoss, clipped_loss
+from algorithms.losses.policy_gradient import TokenLoss
 from algorithms.policy_gradient import TrainedTokens
 from service.spec import DapoSpec
 
@@ -26,9 +26,7 @@ class Dapo(GroupRelative):
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """The clipped loss of each token (eq. 10)."""
-        return clipped_loss(
-            tokens.log_probs - tokens.old_log_probs,
-            tokens.advantages,
+        return tokens.clipped(
             clip_low=self._own.clip_low,
             clip_high=self._own.clip_high,
         )

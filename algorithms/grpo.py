@@ -7,7 +7,7 @@ differences.md says which way this file goes.
 
 from algorithms.advantages.group import group_advantages
 from algorithms.group_relative import GroupRelative, Rewards
-from algorithms.losses.policy_gradient import TokenLoss, clipped_loss
+from algorithms.losses.policy_gradient import TokenLoss
 from algorithms.policy_gradient import TrainedTokens
 from service.spec import GrpoSpec
 
@@ -25,9 +25,7 @@ class Grpo(GroupRelative):
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
-        return clipped_loss(
-            tokens.log_probs - tokens.old_log_probs,
-            tokens.advantages,
+        return tokens.clipped(
             clip_low=self._own.clip_low,
             clip_high=self._own.clip_high,
             dual_clip=self._own.dual_clip,

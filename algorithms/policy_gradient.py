@@ -25,7 +25,7 @@ from algorithms.batch import Batch, LossOutput, Normalizer, Outputs, masked_pair
 from algorithms.losses.aggregation import aggregate
 from algorithms.losses.divergence import estimate_kl
 from algorithms.losses.mismatch import correction_weights, rollout_mismatch
-from algorithms.losses.policy_gradient import TokenLoss, largest_per_sequence
+from algorithms.losses.policy_gradient import TokenLoss, clipped_loss, largest_per_sequence
 from algorithms.samples import Rollout
 from service.spec import PolicyGradientSpec
 
@@ -57,6 +57,18 @@ class TrainedTokens:
             old_log_probs=old.masked_fill(nothing, 0.0),
             advantages=batch.per_token["advantages"].masked_fill(nothing, 0.0),
             mask=batch.loss_mask,
+        )
+
+    def clipped(
+        self, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+    ) -> TokenLoss:
+        """PPO's clipped loss by each token's own ratio; see `clipped_loss`."""
+        return clipped_loss(
+            self.log_probs - self.old_log_probs,
+            self.advantages,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            dual_clip=dual_clip,
         )
 
 

@@ -15,7 +15,7 @@ from algorithms.advantages.whitening import moments, whiten
 from algorithms.algorithm import Credit
 from algorithms.batch import Batch, LossOutput, Normalizer, Outputs, masked_pair, value_outputs
 from algorithms.losses.aggregation import aggregate
-from algorithms.losses.policy_gradient import TokenLoss, clipped_loss
+from algorithms.losses.policy_gradient import TokenLoss
 from algorithms.losses.value import value_loss
 from algorithms.policy_gradient import PolicyGradient, TrainedTokens
 from algorithms.samples import Rollout
@@ -49,9 +49,7 @@ class Ppo(PolicyGradient):
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
-        return clipped_loss(
-            tokens.log_probs - tokens.old_log_probs,
-            tokens.advantages,
+        return tokens.clipped(
             clip_low=self._own.clip_low,
             clip_high=self._own.clip_high,
             dual_clip=self._own.dual_clip,

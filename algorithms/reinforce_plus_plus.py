@@ -12,7 +12,7 @@ from algorithms.advantages.shaping import less_at_the_end
 from algorithms.advantages.whitening import whiten
 from algorithms.algorithm import Credit
 from algorithms.group_relative import Rewards, by_group, group_metrics
-from algorithms.losses.policy_gradient import TokenLoss, clipped_loss
+from algorithms.losses.policy_gradient import TokenLoss
 from algorithms.policy_gradient import PolicyGradient, TrainedTokens
 from algorithms.samples import Rollout
 from service.spec import ReinforcePlusPlusSpec
@@ -36,9 +36,7 @@ class ReinforcePlusPlus(PolicyGradient):
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
-        return clipped_loss(
-            tokens.log_probs - tokens.old_log_probs,
-            tokens.advantages,
+        return tokens.clipped(
             clip_low=self._own.clip_low,
             clip_high=self._own.clip_high,
         )
