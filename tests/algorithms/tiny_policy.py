@@ -7,6 +7,7 @@ small enough to read.
 import copy
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +45,7 @@ def tiny_model(vocabulary: int, seed: int = 0, *, layers: int = 1) -> Qwen2ForCa
     return Qwen2ForCausalLM(config)
 
 
-class TinyEngine:
+class TinyEngine(ABC):
     """A model that is trained by a loss of its outputs."""
 
     def __init__(
@@ -55,9 +56,9 @@ class TinyEngine:
         self.rates: list[float] = []
         self._loss = loss
 
+    @abstractmethod
     def outputs(self, batch: Batch) -> Outputs:
         """What the model says of a batch's tokens, with gradient."""
-        raise NotImplementedError
 
     def train_step(
         self,
