@@ -7,15 +7,17 @@ somebody wrote in between. On PostgreSQL the same order comes from row locks: ev
 first selects its row FOR UPDATE (SQLite ignores that clause).
 """
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 
 _BUSY_TIMEOUT_SECONDS = 30
+_SECONDS_BETWEEN_TRIES = 0.02
 _READ_ONLY = "planish_read_only"
 
 
@@ -56,10 +58,30 @@ class Database:
         self.engine.dispose()
 
 
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself; _begin_sqlite does
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+    _write_ahead(connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Puts the file into WAL mode, which it then keeps for good.
+
+    The change needs the file for itself, and SQLite does not wait for that as it waits for its turn
+    to write: where two services open a new database at once, one is refused at once. It tries again
+    until the other is done.
+    """
+    deadline = time.monotonic() + _BUSY_TIMEOUT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > deadline:
+                raise
+        time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -1,3 +1,5 @@
+import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,6 +45,21 @@ def test_two_services_can_start_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(migrate, databases))
     assert names(databases[0]) == names(databases[1])
+
+
+def test_a_new_file_that_another_service_holds_is_waited_for(tmp_path: Path) -> None:
+    """SQLite refuses the change to WAL at once, whatever the busy timeout."""
+    path = tmp_path / "planish.db"
+    other = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    other.execute("CREATE TABLE begun (id INTEGER)")
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as threads:
+        opened = threads.submit(lambda: names(Database(f"sqlite:///{path}")))
+        time.sleep(0.3)
+        assert not opened.done()
+        other.execute("COMMIT")
+        assert opened.result(timeout=20) == {"begun"}
+    other.close()
 
 
 def test_a_migration_that_is_cut_short_leaves_nothing(database: Database) -> None:
