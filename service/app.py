@@ -25,7 +25,7 @@ from service.api.state import read_state
 from service.auth.bootstrap import ensure_first_key
 from service.catalogue import Catalogue, CatalogueUnavailable
 from service.files.storage import sweep
-from service.installed import installed_launchers
+from service.installed import open_launchers
 from service.launchers import Launcher
 from service.metrics import RequestMetrics, ServiceCollector
 from service.reconciler import Reconciler, Timing
@@ -62,7 +62,7 @@ def create_app(
 
     Args:
         settings: what the operator set.
-        launchers: by name; null makes those that are installed.
+        launchers: by the name of their cluster; null opens those of the clusters file.
         catalogue: of environments; null asks those that are installed.
         on_first_key: takes the secret of the first API key, where one is made at the start; it is
             told once and kept only as a hash.
@@ -72,10 +72,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        opened = open_launchers(settings) if launchers is None else launchers
         service = await run_in_threadpool(
             _open,
             settings,
-            installed_launchers(settings) if launchers is None else launchers,
+            opened,
             catalogue
             or Catalogue(
                 timeout_seconds=settings.catalogue_timeout_seconds,
@@ -97,6 +98,8 @@ def create_app(
             if catalogue is None:
                 service.catalogue.close()
             await run_in_threadpool(service.reconciler.stop)
+            for launcher in opened.values():
+                await run_in_threadpool(launcher.close)
             service.store.close()
 
     app = FastAPI(

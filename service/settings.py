@@ -47,8 +47,10 @@ class Settings(BaseModel):
     """Largest uploaded file."""
     max_line_bytes: Annotated[int, Field(ge=1)] = 8 * MIB
     """Longest line of an uploaded JSONL file."""
+    clusters_file: Path | None = None
+    """YAML file that names the clusters; null means this machine alone, as `local`."""
     max_local_jobs: Annotated[int, Field(ge=1)] = 1
-    """How many jobs the local launcher runs at once; the others wait in the queue."""
+    """How many jobs run at once on this machine, where there is no clusters file."""
     reconcile_seconds: Annotated[float, Field(gt=0)] = 0.5
     """Pause between two rounds of the reconciler."""
     reconcile_stall_seconds: Annotated[float, Field(gt=0)] = 30.0

@@ -73,6 +73,14 @@ class Proposal(Resource):
     """What the layout costs, and how full the GPUs are."""
 
 
+class SubmissionText(Resource):
+    """What a launcher would hand to its cluster, for people to read."""
+
+    kind: Literal["sbatch", "rayjob"]
+    text: str
+    """The batch script, or the manifest as YAML."""
+
+
 class Plan(Resource):
     """What a job would become."""
 
@@ -96,5 +104,7 @@ class Plan(Resource):
     """Lengths are padded to multiples of it: a whole batch's where sequences are packed."""
     notes: list[str]
     """What is worth knowing before it starts."""
+    submission: SubmissionText | None = None
+    """What its cluster would be handed; null on this machine."""
     proposals: list[Proposal] | None = None
     """Layouts that fit, fastest first; null where no memory was given."""

@@ -8,8 +8,16 @@ from fastapi import APIRouter, Query, Request
 
 from service.api.context import Caller, Service
 from service.api.jobs import JOB_BODY, accept_job, read_job
-from service.api.plan_resources import FrozenGroup, FrozenRankMemory, Plan, Proposal, RankMemory
+from service.api.plan_resources import (
+    FrozenGroup,
+    FrozenRankMemory,
+    Plan,
+    Proposal,
+    RankMemory,
+    SubmissionText,
+)
 from service.api.views import layout_resource
+from service.launchers import Submission
 from service.spec import JobSpec, Role
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padded_vocab_size, padding_factor
@@ -47,7 +55,8 @@ async def plan_job(
     spec = await read_job(service, request)
     machines = _machines(spec, gpu_memory_gib, gpus_per_node, nodes)
     accepted = await to_thread.run_sync(accept_job, service, spec, limiter=service.checking)
-    return await to_thread.run_sync(_plan, accepted, machines, limiter=service.checking)
+    submission = await to_thread.run_sync(service.validator.preview, accepted)
+    return await to_thread.run_sync(_plan, accepted, machines, submission, limiter=service.checking)
 
 
 def _machines(
@@ -73,7 +82,7 @@ def _machines(
     return Machines(nodes=nodes or spec.resources.nodes, gpus_per_node=gpus, memory_gib=memory_gib)
 
 
-def _plan(accepted: AcceptedJob, machines: Machines | None) -> Plan:
+def _plan(accepted: AcceptedJob, machines: Machines | None, submission: Submission | None) -> Plan:
     spec, layout, model = accepted.spec, accepted.layout, accepted.model.config
     training = spec.training
     micro = None if training.micro_batch_size == "auto" else training.micro_batch_size
@@ -92,6 +101,7 @@ def _plan(accepted: AcceptedJob, machines: Machines | None) -> Plan:
         padded_vocabulary=padded_vocab_size(model.vocab_size, tp=layout.tp),
         padding_factor=padding_factor(layout, fp8=spec.precision.fp8),
         notes=notes,
+        submission=None if submission is None else SubmissionText(**asdict(submission)),
         proposals=proposals,
     )
 

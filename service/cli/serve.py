@@ -23,7 +23,13 @@ def serve(
     public_url: Annotated[
         str | None, typer.Option(help="How workers reach the service, where not by host and port.")
     ] = None,
-    max_local_jobs: Annotated[int, typer.Option(help="Jobs at once on this machine.")] = 1,
+    clusters: Annotated[
+        Path | None,
+        typer.Option(help="YAML file that names the clusters; without it, this machine alone."),
+    ] = None,
+    max_local_jobs: Annotated[
+        int, typer.Option(help="Jobs at once on this machine, without a clusters file.")
+    ] = 1,
     database_url: Annotated[
         str | None,
         typer.Option(envvar="PLANISH_DATABASE_URL", help="SQLAlchemy URL; SQLite by default."),
@@ -42,6 +48,7 @@ def serve(
         "public_url": public_url,
         "model_roots": tuple(path.absolute() for path in model_root or ()),
         "data_roots": tuple(path.absolute() for path in data_root or ()),
+        "clusters_file": None if clusters is None else clusters.absolute(),
         "max_local_jobs": max_local_jobs,
         "database_url": database_url,
     }

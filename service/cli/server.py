@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.app import create_app
 from service.cli.connection import SavedConnection, read_saved, save
 from service.cli.context import Exit, err, out
+from service.installed import InvalidClusters, read_clusters
 from service.settings import BOOTSTRAP_KEY_VARIABLE, Settings
 from service.store.database import Database
 
@@ -85,6 +86,7 @@ def run_server(
     settings = _settings({**options, "host": host, "port": listener.getsockname()[1]})
     _prepare(settings.data_dir)
     _check_database(settings.store_url)
+    _check_clusters(settings)
     first_keys: list[str] = []
     app = create_app(settings, on_first_key=first_keys.append)
     config = uvicorn.Config(
@@ -122,6 +124,15 @@ def _check_database(url: str) -> None:
     except (SQLAlchemyError, ImportError, ValueError) as error:
         # The URL may hold a password, so it is not repeated.
         err().print(f"the database cannot be used: {error}; see --database-url", markup=False)
+        raise typer.Exit(Exit.REFUSED) from None
+
+
+def _check_clusters(settings: Settings) -> None:
+    """Reads the clusters file once, so that a fault in it has a plain message."""
+    try:
+        read_clusters(settings)
+    except InvalidClusters as error:
+        err().print(str(error), markup=False)
         raise typer.Exit(Exit.REFUSED) from None
 
 

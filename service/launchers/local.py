@@ -20,8 +20,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from service.jobs.folder import AttemptFolder, JobFolder
+from service.launchers.cluster import ClusterConfig, Site
 from service.launchers.environment import driver_environment
 from service.launchers.gpus import compute_capability, count_gpus
 from service.launchers.processes import Process, group_of, is_alive, marked, send
@@ -31,11 +35,27 @@ from service.launchers.protocol import (
     LaunchRequest,
     Observation,
     Phase,
+    Submission,
+    only_for,
 )
+from service.spec import JobSpec
+from service.validation.problems import FieldProblem
 
 DRIVER = (sys.executable, "-m", "megatron_backend")
 _CLAIM_AND_EXEC = Path(__file__).with_name("claim_and_exec.py")
 _START_SECONDS = 10.0
+
+
+class LocalCluster(ClusterConfig):
+    """This machine."""
+
+    type: Literal["local"] = "local"
+    max_jobs: Annotated[int, Field(ge=1)] | None = 1
+    """How many jobs run at once; the others wait in the queue. Null sets no limit."""
+
+    def open(self, site: Site) -> "LocalLauncher":
+        """The launcher."""
+        return LocalLauncher(site.jobs_dir, capacity=self.max_jobs, data_roots=site.data_roots)
 
 
 class LocalLauncher:
@@ -77,6 +97,14 @@ class LocalLauncher:
         self._children: dict[str, int] = {}
         self._exits: dict[str, int] = {}
         self._asked: dict[str, frozenset[Process]] = {}
+
+    def check(self, spec: JobSpec) -> Sequence[FieldProblem]:
+        """This machine has no options of its own; its size is checked for every cluster."""
+        return only_for(spec, none_of=("slurm", "kubernetes"), kind="local")
+
+    def preview(self, _request: LaunchRequest) -> Submission | None:
+        """Nothing is handed over."""
+        return None
 
     def identify(self, job_id: str, attempt: int) -> str:
         """`JOB_ID/ATTEMPT`."""
@@ -164,6 +192,9 @@ class LocalLauncher:
             send(process, signal.SIGTERM)
         with self._lock:
             self._asked[launcher_id] = targets
+
+    def close(self) -> None:
+        """Drivers are not this process's to end."""
 
     def _spawn(self, request: LaunchRequest, folder: AttemptFolder, pipe: int) -> int:
         arguments = [*self._command, str(request.job_dir), "--attempt", str(request.attempt)]

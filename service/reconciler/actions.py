@@ -142,6 +142,9 @@ class Actions:
             newest_steps = self.store.events.newest_checkpoints(attempt.job_id)
             before = failures(verdict.reason, attempt.number, earlier, newest_steps)
         state = next_state(verdict.reason, before, context.spec.retry if context else None)
+        if state is not JobState.RECOVERING:
+            # A cluster may have queued it again by itself; nothing of it may start any more.
+            self.launchers[attempt.launcher].cancel(attempt.launcher_id, 0.0)
         self.store.attempts.end(
             claim,
             attempt.number,

@@ -1,8 +1,10 @@
 """How an attempt ended, and whether another follows: pure functions.
 
-Three witnesses, in this order: the driver's own outcome where it ended well, the service's reason
-for stopping it, the driver's outcome where it failed. Where none speaks, the driver died without a
-word, which is the machine's fault until shown otherwise.
+Four witnesses, in this order: the driver's own outcome where it ended well, the service's reason
+for stopping it, the driver's outcome where it failed for a cause of its own, the cluster. A driver
+that was ended by a signal, or that lost ranks, cannot know why: there the cluster's reason stands
+in for its own. Where none speaks, the driver died without a word, which is the machine's fault
+until shown otherwise.
 """
 
 import signal
@@ -64,10 +66,13 @@ def judge(attempt: Attempt, seen: Observation, outcome: Outcome | None, last_wor
     if attempt.stop_reason is not None:
         return Verdict(attempt.stop_reason, attempt.message)
     if outcome is not None:
-        return _failed(outcome)
+        return _failed(outcome, seen)
     message = f"the driver {_exit(seen)} and left no outcome"
+    if seen.reason is not None and seen.evidence:
+        message = f"{seen.evidence}; {message}"
     return Verdict(
-        Reason.WORKER_LOST, f"{message}; its log ends:\n{last_words}" if last_words else message
+        seen.reason or Reason.WORKER_LOST,
+        f"{message}; its log ends:\n{last_words}" if last_words else message,
     )
 
 
@@ -124,8 +129,14 @@ def _last_advance(number: int, newest_steps: Mapping[int, int]) -> int:
     return advance
 
 
-def _failed(outcome: Outcome) -> Verdict:
+_SYMPTOMS = frozenset({Reason.CANCELLED, Reason.PREEMPTED, Reason.WORKER_LOST, Reason.NODE_FAILURE})
+"""What a driver says where something was done to it, or to its ranks, from outside."""
+
+
+def _failed(outcome: Outcome, seen: Observation) -> Verdict:
     reason = outcome.reason or Reason.USER_ERROR
+    if seen.reason is not None and reason in _SYMPTOMS:
+        return Verdict(seen.reason, f"{seen.evidence or 'the cluster ended it'}. {outcome.message}")
     if reason is Reason.CANCELLED:
         # The service did not ask it to stop, so somebody else took its machine.
         return Verdict(

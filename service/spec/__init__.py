@@ -56,12 +56,17 @@ from service.spec.parts import (
     OptimizerSpec,
     ParallelSpec,
     PrecisionSpec,
-    ResourceSpec,
     ResumeSpec,
-    RetrySpec,
     RolloutLayout,
     RolloutSpec,
     TrainingSpec,
+)
+from service.spec.resources import (
+    KubernetesSpec,
+    ResourceSpec,
+    RetrySpec,
+    SlurmSpec,
+    TolerationSpec,
 )
 
 __all__ = [
@@ -93,6 +98,7 @@ __all__ = [
     "JobContext",
     "JobSpec",
     "KtoSpec",
+    "KubernetesSpec",
     "ModelSource",
     "OptimizerSpec",
     "OrpoSpec",
@@ -119,6 +125,8 @@ __all__ = [
     "RolloutSpec",
     "SftSpec",
     "SimpoSpec",
+    "SlurmSpec",
+    "TolerationSpec",
     "TrainingSpec",
     "WorkerEvent",
     "algorithm_specs",

@@ -13,6 +13,8 @@ One job has one folder, on storage that service and workers both see:
         stop                     Reason why the service asks it to end; written before the signal
         process.json             local launcher: the process that took the attempt
         driver.lock              held by the driver while it runs
+        started                  made by the driver as its first act, once; see below
+        ray.json                 where the Ray is that its own nodes started; mode 0600
         events.jsonl             every event of the attempt, one WorkerEvent a line; on disk before
                                  it is pushed, and before a checkpoint that holds its step
         log                      stdout and stderr of driver and ranks
@@ -24,7 +26,18 @@ One job has one folder, on storage that service and workers both see:
       reference/                 log-probs of the reference model, by row; may be deleted
       exports/step-00000450/     Hugging Face weights, published by one rename
 
-The driver is started as `python -m megatron_backend JOB_DIR --attempt N`.
+The driver is started as `python -m megatron_backend JOB_DIR --attempt N`, with `--log` where its
+stdout and stderr are not in `log` already. RAY_ADDRESS names the Ray to run in; without it the
+driver starts one of its own.
+
+A second start. Clusters start a command again by themselves, at a time of their own.
+
+- SLURM queues a job again (preempted, a node lost). Its script adds SLURM_RESTART_COUNT to the
+  number of the attempt that the service submitted. So the second start is the next attempt; it may
+  come before the service knows of it, and then raises the fence itself and finds its token later.
+- KubeRay submits the same command under the same number where the head was lost. That start finds
+  `started` and no outcome: it writes the outcome NODE_FAILURE and ends, and the service opens the
+  next attempt.
 """
 
 from enum import StrEnum

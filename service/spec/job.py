@@ -19,12 +19,11 @@ from service.spec.parts import (
     OptimizerSpec,
     ParallelSpec,
     PrecisionSpec,
-    ResourceSpec,
     ResumeSpec,
-    RetrySpec,
     RolloutSpec,
     TrainingSpec,
 )
+from service.spec.resources import ResourceSpec, RetrySpec
 
 
 class JobSpec(SpecModel):

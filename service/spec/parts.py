@@ -269,28 +269,6 @@ class EvaluationSpec(SpecModel):
     """Sampled at `rollout.temperature`, greedy, or both."""
 
 
-class ResourceSpec(SpecModel):
-    """Where the job runs and what it may take."""
-
-    cluster: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = "local"
-    """A launcher of the service."""
-    nodes: Annotated[int, Field(ge=1, le=100_000)] = 1
-    """Machines."""
-    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
-    """GPUs of each machine; 0 runs the ranks on the CPU."""
-    time_limit_minutes: Annotated[int, Field(ge=1)] | None = None
-    """After so many minutes an attempt is stopped with reason TIMEOUT; null sets no limit."""
-
-
-class RetrySpec(SpecModel):
-    """How often a failed attempt is followed by another, by cause."""
-
-    infrastructure: Annotated[int, Field(ge=0, le=1000)] = 3
-    """After a lost node, process or connection: the next attempt goes on from the checkpoint."""
-    user_error: Annotated[int, Field(ge=0, le=1000)] = 0
-    """After an error of the job itself (bad data, a bug in an environment)."""
-
-
 class ResumeSpec(SpecModel):
     """Going on with another job: its weights, optimizer, counters and place in the data."""
 

@@ -23,7 +23,7 @@ def check_cluster(spec: JobSpec, launchers: Mapping[str, Launcher]) -> list[Fiel
             fix=f"use one of: {', '.join(sorted(launchers))}",
         )
         return [problem]
-    problems = []
+    problems = list(launcher.check(spec))
     gpus, nodes = launcher.gpus_per_node, launcher.nodes
     if gpus is not None and asked.gpus_per_node > gpus:
         problems.append(
@@ -34,8 +34,7 @@ def check_cluster(spec: JobSpec, launchers: Mapping[str, Launcher]) -> list[Fiel
                 fix=f"use at most {gpus}" if gpus else "use 0, which runs the ranks on the CPU",
             )
         )
-    # Without GPUs every job is on one machine; the layout's own check says so.
-    if nodes is not None and asked.gpus_per_node and asked.nodes > nodes:
+    if nodes is not None and asked.nodes > nodes:
         problems.append(
             FieldProblem(
                 field="resources.nodes",

@@ -4,6 +4,7 @@
 them; a property test holds the two to each other. Here every problem comes at once, with a fix.
 """
 
+import math
 from collections.abc import Iterable
 
 from service.spec import JobSpec, ParallelSpec
@@ -20,7 +21,7 @@ def resolve_layout(spec: JobSpec) -> tuple[Layout | None, list[FieldProblem]]:
     """The layout with `dp: auto` resolved, or None and what is wrong with it.
 
     On GPUs there is one rank per GPU, so tp x cp x pp x dp must be nodes x gpus_per_node. On the
-    CPU `auto` means 1, and any number of ranks shares one machine.
+    CPU any number of ranks shares a machine, and `auto` is the least that uses all machines.
     """
     problems = _dimensions(spec.parallel)
     dp, found = _resolve_dp(spec)
@@ -74,14 +75,7 @@ def _dimensions(parallel: ParallelSpec) -> list[FieldProblem]:
 def _resolve_dp(spec: JobSpec) -> tuple[int | None, list[FieldProblem]]:
     parallel, resources = spec.parallel, spec.resources
     if resources.gpus_per_node == 0:
-        if resources.nodes > 1:
-            problem = FieldProblem(
-                field="resources.nodes",
-                message="ranks on the CPU share one machine",
-                fix="set nodes to 1, or gpus_per_node above 0",
-            )
-            return None, [problem]
-        return (1 if parallel.dp == "auto" else parallel.dp), []
+        return _resolve_cpu_dp(spec)
     frozen = frozen_ranks(spec)
     gpus = resources.nodes * resources.gpus_per_node - frozen
     world = f"{resources.nodes} x {resources.gpus_per_node}"
@@ -114,6 +108,22 @@ def _resolve_dp(spec: JobSpec) -> tuple[int | None, list[FieldProblem]]:
         )
         return None, [problem]
     return dp, []
+
+
+def _resolve_cpu_dp(spec: JobSpec) -> tuple[int | None, list[FieldProblem]]:
+    """Tensor-parallel groups stay whole, so every machine must get as many of them."""
+    parallel, nodes = spec.parallel, spec.resources.nodes
+    groups = parallel.cp * parallel.pp
+    dp = nodes // math.gcd(nodes, groups) if parallel.dp == "auto" else parallel.dp
+    if groups * dp % nodes == 0:
+        return dp, []
+    problem = FieldProblem(
+        field="resources.nodes",
+        message=f"{nodes} machines cannot share {groups * dp} tensor-parallel groups "
+        f"(cp x pp x dp) evenly",
+        fix=f"set parallel.dp to auto, or nodes to a divisor of {groups * dp}",
+    )
+    return None, [problem]
 
 
 def frozen_ranks(spec: JobSpec) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.catalogue import Catalogue
-from service.launchers import Launcher
+from service.launchers import Launcher, LaunchRequest, Submission
 from service.settings import Settings
 from service.spec import JobContext, JobSpec, ResumedCheckpoint, Role
 from service.spec.layout import Layout
@@ -32,6 +32,9 @@ from service.validation.precision import check_formats
 from service.validation.problems import FieldProblem, InvalidRequest
 from service.validation.resume import FoundResume, ResumeFinder, with_layout
 from service.validation.storage import check_storage
+
+_PLANNED = "planned"
+"""Stands for the id of a job that is only planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class Validator:
         launchers: Mapping[str, Launcher],
     ) -> None:
         self._files_dir: Path = settings.files_dir
+        self._jobs_dir = settings.jobs_dir
         self._data_roots = settings.all_data_roots
         self._store = store
         self._catalogue = catalogue
@@ -136,6 +140,17 @@ class Validator:
             + length_notes(pinned, max_turns),
             resume=resume,
         )
+
+    def preview(self, accepted: AcceptedJob) -> Submission | None:
+        """What the job's cluster would be handed for its first attempt; null on this machine."""
+        launcher = self._launchers[accepted.spec.resources.cluster]
+        request = LaunchRequest(
+            job_id=_PLANNED,
+            attempt=1,
+            job_dir=self._jobs_dir / _PLANNED,
+            context=accepted.context(_PLANNED),
+        )
+        return launcher.preview(request)
 
     def _find_layout(self, spec: JobSpec) -> tuple[Layout | None, list[FieldProblem]]:
         """The layout, and what of a job is wrong without looking at any model."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.installed import installed_launchers
+from service.installed import open_launchers
 from service.launchers.local import LocalLauncher
 from service.settings import Settings
 
@@ -14,7 +14,7 @@ def test_jobs_get_the_data_roots_that_they_were_checked_with(tmp_path: Path) -> 
     (tmp_path / "link").symlink_to(tmp_path / "real")
     settings = Settings(data_dir=tmp_path / "own", data_roots=(tmp_path / "link",))
     assert settings.all_data_roots == (tmp_path / "own" / "data", tmp_path / "real")
-    local = installed_launchers(settings)["local"]
+    local = open_launchers(settings)["local"]
     assert isinstance(local, LocalLauncher)
     assert local.data_roots == settings.all_data_roots
 

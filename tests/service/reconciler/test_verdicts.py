@@ -125,3 +125,31 @@ def test_some_ends_are_final() -> None:
     assert next_state(Reason.CANCELLED, 0, RETRY) is JobState.CANCELLED
     assert next_state(Reason.TIMEOUT, 0, RETRY) is JobState.FAILED
     assert next_state(Reason.WORKER_LOST, 0, None) is JobState.FAILED
+
+
+@pytest.mark.parametrize(
+    "said", [Reason.CANCELLED, Reason.PREEMPTED, Reason.WORKER_LOST, Reason.NODE_FAILURE]
+)
+def test_the_cluster_knows_why_a_driver_was_ended_from_outside(said: Reason) -> None:
+    seen = replace(EXITED, reason=Reason.OUT_OF_MEMORY, evidence="OUT_OF_MEMORY, says the cluster")
+    verdict = judge(ATTEMPT, seen, failed(said), "")
+    assert verdict.reason is Reason.OUT_OF_MEMORY
+    assert verdict.message == "OUT_OF_MEMORY, says the cluster. what it says"
+
+
+def test_a_fault_of_its_own_is_the_drivers_to_tell() -> None:
+    seen = replace(EXITED, reason=Reason.PREEMPTED)
+    assert judge(ATTEMPT, seen, failed(Reason.NAN_LOSS), "").reason is Reason.NAN_LOSS
+
+
+def test_the_cluster_speaks_for_a_driver_that_left_no_word() -> None:
+    seen = replace(EXITED, reason=Reason.NODE_FAILURE, evidence="node n2 is down", exit_code=1)
+    verdict = judge(ATTEMPT, seen, None, "the last line")
+    assert verdict.reason is Reason.NODE_FAILURE
+    assert verdict.message.startswith("node n2 is down; the driver exited with code 1")
+    assert verdict.message.endswith("the last line")
+
+
+def test_the_service_knows_better_than_the_cluster_why_it_stopped_an_attempt() -> None:
+    seen = replace(EXITED, reason=Reason.PREEMPTED)
+    assert judge(STOPPED_BY_USER, seen, None, "").reason is Reason.CANCELLED

@@ -43,7 +43,7 @@ def test_dp_is_what_fills_the_gpus_and_1_on_the_cpu(
         ({"tp": 3}, {"gpus_per_node": 8}, "parallel", "3 x 1 x 1", "lower tp, cp or pp"),
         ({"tp": 2, "cp": 8}, {"gpus_per_node": 8}, "parallel", "2 x 8 x 1", "lower tp, cp or pp"),
         ({"tp": 2, "dp": 2}, {"gpus_per_node": 8}, "parallel.dp", "for 8 GPUs", "set dp to 4"),
-        ({}, {"nodes": 2}, "resources.nodes", "share one machine", "set nodes to 1"),
+        ({"dp": 3}, {"nodes": 2}, "resources.nodes", "share 3 tensor", "divisor of 3"),
         ({"vpp": 2}, {}, "parallel.vpp", "pp is 1", "set vpp to 1, or pp above 1"),
         (
             {"sequence_parallel": True},
