@@ -64,7 +64,12 @@ def problems_of(body: bytes) -> list[FieldProblem]:
             "JSON",
         ),
         ({"environment": {"id": "../../etc"}}, "environment.id", "pattern", "registry"),
-        ({"resources": {"cluster": "../x"}}, "resources.cluster", "pattern", "cluster of the service"),
+        (
+            {"resources": {"cluster": "../x"}},
+            "resources.cluster",
+            "pattern",
+            "cluster of the service",
+        ),
         ({"model": {"from": "job:../x@latest"}}, "model.from", "pattern", "job:NAME_OR_ID"),
         (
             {"reward": {"environment_weight": 0}},
