@@ -1,7 +1,7 @@
 # `make quickstart` and `make test` do all the set-up themselves.
 PY := .venv/bin/python
 
-.PHONY: setup quickstart test test-long test-fast test-te parity bench lint format lock clean
+.PHONY: setup quickstart test test-long test-cluster test-fast test-te parity bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh
@@ -13,13 +13,16 @@ quickstart: setup ## a small model learns to use a calculator, over REST, on thi
 PARALLEL := -n 2 --dist loadfile
 
 test: setup ## the tests, but for those marked `long`
-	$(PY) -m pytest $(PARALLEL) -m "not long" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
 
 test-long: setup ## the tests that take minutes each: jobs that are killed over and over, ...
 	$(PY) -m pytest $(PARALLEL) -m long $(ARGS)
 
 test-fast: setup ## the tests that take less than ten seconds each
-	$(PY) -m pytest $(PARALLEL) -m "not slow and not long" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m "not slow and not long and not cluster" $(ARGS)
+
+test-cluster: setup ## on real SLURM and Kubernetes of this machine; ONLY=slurm|kube|helm|image|...
+	@ONLY="$(ONLY)" scripts/test_cluster.sh $(ARGS)
 
 test-te: setup ## what Transformer Engine and Megatron-Bridge can tell without a GPU, in .venv-te
 	@scripts/test_te.sh $(ARGS)
