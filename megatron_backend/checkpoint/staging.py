@@ -114,12 +114,16 @@ class StagedFiles:
         self.abandon()
         command = [sys.executable, "-m", "megatron_backend.checkpoint.flush"]
         command += [str(self._descriptor), str(os.getpid()), str(folder)]
-        self._flush = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(self._descriptor,),
-        )
+        try:
+            self._flush = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(self._descriptor,),
+            )
+        except OSError as error:  # no memory, or no process to be had
+            self._result = Written(files={}, error=error)
+            return
         assert self._flush.stdin is not None
         with suppress(BrokenPipeError):  # it died already; `result` says so
             self._flush.stdin.write(json.dumps(self._files).encode())
@@ -130,10 +134,11 @@ class StagedFiles:
 
         A process that was killed counts as a failure of the storage, and can be tried again.
         """
-        if self._flush is None:
-            raise RuntimeError("nothing was flushed")
-        if self._result is None and (wait or self._flush.poll() is not None):
-            self._result = _answer(self._flush)
+        if self._result is None:
+            if self._flush is None:
+                raise RuntimeError("nothing was flushed")
+            if wait or self._flush.poll() is not None:
+                self._result = _answer(self._flush)
         return self._result
 
     def abandon(self) -> None:
@@ -145,7 +150,8 @@ class StagedFiles:
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
-            self._flush = self._result = None
+            self._flush = None
+        self._result = None
 
     def close(self) -> None:
         """Ends a flush and gives the memory back."""

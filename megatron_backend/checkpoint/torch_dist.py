@@ -19,6 +19,7 @@ same everywhere.
 """
 
 import dataclasses
+import errno
 import io
 import json
 import pickle  # noqa: TID251 (the format's own index; what is read was hashed before)
@@ -64,7 +65,8 @@ class StateWriter:
             background: copy now and write meanwhile; `result` then tells how that went.
 
         Returns:
-            What became of the files; None where they are being written.
+            What became of the files; None where they are being written. Where one rank has no
+            memory for its copy no rank writes, and all say so.
         """
         if not background:
             files = DirectFiles(staged)
@@ -72,8 +74,10 @@ class StateWriter:
             return Written(files=files.entries, error=error)
         if self._memory is None:
             self._memory = StagedFiles()
-        if error := self._write(self._memory, models):
-            raise error
+        error = self._write(self._memory, models)
+        if _on_any_rank(error is not None):
+            other = OSError(errno.ENOMEM, "another rank could not copy its part into memory")
+            return Written(files={}, error=error or other)
         self._memory.flush(staged)
         return None
 
@@ -131,10 +135,7 @@ class StateWriter:
     def _metadata(self, planner: LocalPlan, plan: SavePlan) -> bytes:
         """What `.metadata` holds; right on rank 0 only. Collective."""
         last = self._written
-        same = torch.tensor([last is not None and last[0] == plan], dtype=torch.int32)
-        same = same.to(torch.cuda.current_device())
-        torch.distributed.all_reduce(same, op=torch.distributed.ReduceOp.MIN)
-        if same.item():
+        if not _on_any_rank(last is None or last[0] != plan):
             assert last is not None
             return last[1]
         leads = torch.distributed.get_rank() == 0
@@ -151,6 +152,13 @@ class StateWriter:
             written = pickle.dumps(metadata)
         self._written = (plan, written)
         return written
+
+
+def _on_any_rank(true_here: bool) -> bool:
+    """Whether it is true on any rank. Collective."""
+    flag = torch.tensor([true_here], dtype=torch.int32, device=torch.cuda.current_device())
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
 
 
 def save_state(staged: Path, models: Models) -> Written:

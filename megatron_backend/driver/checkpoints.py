@@ -151,7 +151,8 @@ class JobCheckpoints:
             self._failed(save, error)
             return
         written = self._group.call(RankWorker.begin_save, str(staged), self._spec.async_save)
-        save.copied = self._spec.async_save
+        # In the background, a rank that has its answer already could not copy its part.
+        save.copied = self._spec.async_save and None in written
         self._written(save, written)
 
     def _move_on(self, save: _Save, *, wait: bool) -> None:

@@ -167,6 +167,24 @@ def save_twice(
     return losses
 
 
+def save_with_no_memory_on_rank_1(rank: int, layout: Layout, folder: Path) -> tuple[Any, Any]:
+    """What a save says where one rank cannot copy its part, and then where it can."""
+    import resource
+
+    from megatron_backend.checkpoint.torch_dist import StateWriter
+
+    writer, models = StateWriter(), {"": trainer(layout, "qwen2")}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    refused = writer.begin(folder, models, background=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert writer.begin(folder, models, background=True) is None
+    written = writer.result(wait=True)
+    writer.close()
+    return refused, written
+
+
 def load_and_save(
     _rank: int, layout: Layout, name: str, sizes: dict[str, Any], folder: Path, again: Path
 ) -> list[float]:

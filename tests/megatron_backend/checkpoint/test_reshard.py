@@ -149,6 +149,20 @@ def test_only_the_weights(ranks: Ranks, tmp_path: Path) -> None:
     )
 
 
+def test_where_one_rank_has_no_memory_for_its_copy_none_writes(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    layout = Layout(dp=2)
+    (of_other, refused), (_, itself) = zip(
+        *ranks.run(layout, reshard_ranks.save_with_no_memory_on_rank_1, layout, staged(tmp_path)),
+        strict=True,
+    )
+    assert "another rank" in str(of_other.error)
+    assert "File too large" in str(refused.error)
+    assert itself.error is None
+    assert itself.files
+
+
 def test_a_checkpoint_that_is_gone(ranks: Ranks, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="holds no checkpoint: was it deleted"):
         ranks.run(

@@ -43,7 +43,10 @@ class FileGroup:
         name = f"state/__{rank}_0.distcp"
         if background:
             memory = self._memory[rank]
-            memory.reset(len(self.state))
+            try:
+                memory.reset(len(self.state))
+            except OSError as error:
+                return Written(files={}, error=error)
             with memory.open(name) as copy:
                 copy.write(self.state)
             memory.flush(Path(staged))

@@ -161,6 +161,17 @@ def test_the_storage_is_better_at_the_second_try(open_saves: Callable[..., Saves
     assert saves.resumed() == 2
 
 
+def test_ranks_without_memory_for_their_copies_try_again(open_saves: Callable[..., Saves]) -> None:
+    saves = open_saves(async_save=True, save_retries=1, max_missed=1)
+    with small_files():  # memory that a process shares is a file
+        saves.save(1)
+    (warning,) = saves.events.of("warning")
+    assert "step 1 could not be saved: File too large" in warning["message"]
+    assert warning["tries"] == 2
+    drained(saves, 2)
+    assert saves.resumed() == 2
+
+
 def test_the_storage_loses_a_file(open_saves: Callable[..., Saves]) -> None:
     saves = open_saves(async_save=True, save_retries=1)
     drained(saves, 1)
