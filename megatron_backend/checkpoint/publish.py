@@ -21,7 +21,6 @@ A step that is saved again replaces the old one by two renames. A crash between 
 one, whole, under `.replaced-...`, and the next start gives it its name back.
 """
 
-import os
 import re
 import secrets
 import shutil
@@ -238,7 +237,8 @@ class CheckpointStore:
         scores = self._scores(newest)
         for step in scores.keys() - retention.kept(scores):
             trash = self.root / f".trash-{step_name(step)}-{secrets.token_hex(4)}"
-            os.rename(self.root / step_name(step), trash)
+            # On disk before anything in it is deleted: after a power cut it must not be back, torn.
+            move(self.root / step_name(step), trash)
             nameless.append(trash)
         damaged = sorted(
             self.root.glob(".corrupt-*"), key=lambda path: int(path.name.split("-")[3])
