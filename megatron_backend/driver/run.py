@@ -1,37 +1,44 @@
 """One attempt of a job, from its folder to its outcome."""
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from algorithms import loop
+from algorithms.errors import JobFailure
 from algorithms.protocols import Workers
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt
 from megatron_backend.checkpoint.publish import Published
 from megatron_backend.driver.checkpoints import JobCheckpoints
 from megatron_backend.driver.export import export
 from megatron_backend.driver.job import Job, keep_model_files, open_job
-from megatron_backend.driver.outcome import outcome_of, write_outcome
+from megatron_backend.driver.outcome import Stopped, outcome_of, write_outcome
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.start import open_start
 from megatron_backend.driver.stop import StopSignal
 from megatron_backend.driver.tokenizers import check_tokenizers
 from megatron_backend.workers.ray_session import set_environment
-from service.spec import Outcome
+from service.spec import Outcome, Reason
+from service.spec.durable import fsync_file, write_text
 from service.spec.fence import exclusive_lock
 
 log = logging.getLogger("planish")
 
 SUCCEEDED, FAILED, STALE = 0, 1, 2
 """Exit codes of the driver."""
+LOCK_SECONDS = 120.0
+"""A file server keeps the lock of a driver whose machine vanished for about 90 s."""
 
 
 def run_attempt(folder: Path, attempt: int) -> int:
     """Runs an attempt to its end, and writes outcome.json as the last act.
 
-    An attempt that has its outcome already is not run again (a cluster may start the same command
-    twice), and one that is stale writes none: its end is known to whoever started the next one.
+    A cluster may start the same command twice (`service.spec.attempt`). An attempt that has its
+    outcome already is not run again; nor is one whose first start is gone without an outcome, which
+    gets one that says so. A start beside a driver that lives does nothing. One that is stale writes
+    no outcome: its end is known to whoever started the next one.
 
     Returns:
         The driver's exit code.
@@ -40,18 +47,49 @@ def run_attempt(folder: Path, attempt: int) -> int:
     attempt_folder.mkdir(parents=True, exist_ok=True)
     stop = StopSignal(attempt_folder)
     stop.install()
-    with exclusive_lock(attempt_folder / "driver.lock", wait_seconds=10):
-        outcome_file = attempt_folder / "outcome.json"
-        if outcome_file.exists():
-            outcome = Outcome.model_validate_json(outcome_file.read_text(encoding="utf-8"))
-            log.info("attempt %d has ended before: %s", attempt, outcome.status)
-            return SUCCEEDED if outcome.status == "succeeded" else FAILED
-        fence = Fence(folder, attempt)
-        ending = _Ending(fence, attempt_folder, stop)
-        with ending:
-            fence.take()
-            _run(open_job(folder, attempt), fence, stop)
-        return ending.exit_code
+    with ExitStack() as held:
+        try:
+            lock = exclusive_lock(attempt_folder / "driver.lock", wait_seconds=LOCK_SECONDS)
+            held.enter_context(lock)
+        except TimeoutError:
+            log.error("attempt %d has a driver already, which lives; this one ends", attempt)
+            return STALE
+        except Stopped as error:
+            log.error("%s while it waited for another driver of attempt %d", error, attempt)
+            return STALE
+        return _run_locked(folder, attempt_folder, attempt, stop)
+
+
+def _run_locked(folder: Path, attempt_folder: Path, attempt: int, stop: StopSignal) -> int:
+    outcome_file = attempt_folder / "outcome.json"
+    if outcome_file.exists():
+        outcome = Outcome.model_validate_json(outcome_file.read_text(encoding="utf-8"))
+        log.info("attempt %d has ended before: %s", attempt, outcome.status)
+        return SUCCEEDED if outcome.status == "succeeded" else FAILED
+    fence = Fence(folder, attempt)
+    ending = _Ending(fence, attempt_folder, stop)
+    with ending:
+        fence.take()
+        _start_once(attempt_folder, attempt)
+        _run(open_job(folder, attempt), fence, stop)
+    return ending.exit_code
+
+
+def _start_once(attempt_folder: Path, attempt: int) -> None:
+    """Makes `started`, which is on disk before anything else is done.
+
+    Raises:
+        JobFailure: it is there; since the lock is ours, whoever made it is gone.
+    """
+    try:
+        write_text(attempt_folder / "started", "")
+    except FileExistsError:
+        raise JobFailure(
+            Reason.NODE_FAILURE,
+            f"attempt {attempt} was started a second time by the cluster: its first start was "
+            "lost, most likely with its machine. The next attempt goes on from the last checkpoint",
+        ) from None
+    fsync_file(attempt_folder)
 
 
 class _Ending:

@@ -19,8 +19,8 @@ from service.spec import WorkerEvent
 class EventSpool:
     """Appends to, and reads from, an attempt's events.jsonl. Safe to share between threads.
 
-    An attempt may be started again under its own number (Kubernetes restarts a pod so); numbering
-    then goes on where the file ends, and a last line that was cut by the crash is dropped.
+    A file that is there already is gone on with: numbering goes on where it ends, and a last line
+    that a crash cut is dropped.
     """
 
     def __init__(self, path: Path) -> None:
