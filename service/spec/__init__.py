@@ -34,6 +34,7 @@ from service.spec.attempt import (
     ResumedCheckpoint,
     WorkerEvent,
 )
+from service.spec.faults import DeadlineSpec, FaultSpec
 from service.spec.job import JobSpec
 from service.spec.other_models import (
     CriticSpec,
@@ -46,10 +47,8 @@ from service.spec.parts import (
     BestSpec,
     CheckpointSpec,
     DataSpec,
-    DeadlineSpec,
     EnvironmentRef,
     EvaluationSpec,
-    FaultSpec,
     Fp8Spec,
     InitialModel,
     ModelSource,

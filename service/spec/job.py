@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 
 from service.spec.algorithm import AlgorithmField
 from service.spec.base import JobName, SpecModel
+from service.spec.faults import FaultSpec
 from service.spec.other_models import FrozenModelSpec, RewardSpec, Role
 from service.spec.parts import (
     CheckpointSpec,
     DataSpec,
     EnvironmentRef,
     EvaluationSpec,
-    FaultSpec,
     ModelSource,
     OptimizerSpec,
     ParallelSpec,
