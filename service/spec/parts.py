@@ -102,7 +102,7 @@ class ParallelSpec(SpecModel):
     ep: Annotated[int, Field(ge=1, le=1024)] = 1
     """Expert parallelism: the experts of a mixture over this many of the dp x cp ranks."""
     dp: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = "auto"
-    """Data parallelism, with the optimizer state sharded; `auto` fills the resources (1 on CPU)."""
+    """Data parallelism, with the optimizer state sharded; `auto` fills the machines."""
     sequence_parallel: bool = False
     """Split norms and activations between tensor-parallel layers along the sequence; needs tp > 1.
     """
