@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import service.launchers
-from service.launchers import ClusterConfig, Launcher, Site
+from service.launchers import ClusterConfig, LaunchRequest, Site
 from service.reconciler import Reconciler, Timing
 from service.store import Store
 
@@ -18,40 +18,47 @@ AFTER = 10**9
 """As a line: when `submit` has done all and returns."""
 
 
-class KillInSubmit:
-    """Counts lines of our launchers' code inside the `submit` of one job; kills this process at
-    number `line`, or when `submit` returns."""
+class KillAtLine:
+    """A trace function that counts lines of our launchers' code, and kills at number `line`."""
 
-    def __init__(self, launcher: Launcher, job_id: str, line: int) -> None:
-        self._code = type(launcher).submit.__code__
-        self._job_id = job_id
-        self._inside = False
+    def __init__(self, line: int) -> None:
         self._left = line
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_TRACED):
             return None
-        whole = frame.f_code is self._code
-        if whole and event == "call":
-            self._inside = frame.f_locals["request"].job_id == self._job_id
-        if self._inside and event == "line":
+        if event == "line":
             self._left -= 1
-        if self._inside and (self._left <= 0 or (whole and event == "return")):
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self._left == 0:
+                die()
         return self
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def serve_until_killed(
     cluster: ClusterConfig, name: str, database: str, jobs_dir: Path, job_id: str, line: int
-) -> None:
+) -> NoReturn:
     """Runs rounds of a reconciler, which reach the job's `submit` before long."""
     os.umask(0)  # drivers may be of another user
-    store = Store.open(database)
-    launcher = cluster.open(Site(jobs_dir=jobs_dir))
+    launcher: Any = cluster.open(Site(jobs_dir=jobs_dir))
+    submit = launcher.submit
+
+    def submit_and_die(request: LaunchRequest) -> None:
+        if request.job_id != job_id:
+            submit(request)
+            return
+        sys.settrace(KillAtLine(line))
+        submit(request)
+        die()
+
+    launcher.submit = submit_and_die
+    timing = Timing(lease=0.5)
     reconciler = Reconciler(
-        store, {name: launcher}, jobs_dir, "http://127.0.0.1:1", timing=Timing(lease=0.5)
+        Store.open(database), {name: launcher}, jobs_dir, "http://127.0.0.1:1", timing=timing
     )
-    sys.settrace(KillInSubmit(launcher, job_id, line))
     while True:
         reconciler.sweep()
         time.sleep(0.05)

@@ -26,6 +26,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_server_killed_around_a_submission_starts_nothing_twice(
     site: Site, trial: Trial, store: Store, tmp_path: Path
 ) -> None:
