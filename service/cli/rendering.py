@@ -1,5 +1,6 @@
 """Jobs, plans and errors as text. What comes from elsewhere is never read as rich markup."""
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -155,6 +156,9 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(_memory_table(group.memory_per_rank, f"Memory of its rank ({group.role})"))
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
+    if plan.submission is not None:
+        console.print(f"What {cluster} would be given ({plan.submission.kind}):", markup=False)
+        console.print(plan.submission.text, markup=False, highlight=False, soft_wrap=True)
     if plan.proposals:
         console.print(_proposal_table(plan.proposals))
     console.print("[dim]By formula, at the worst moment. --json shows the whole resolved job.[/]")
@@ -177,17 +181,17 @@ def _proposal_table(proposals: list[Proposal]) -> Table:
     return table
 
 
-_MEMORY_COLUMNS = (
-    ("WEIGHTS", "weights"),
-    ("GRADIENTS", "gradients"),
-    ("OPTIMIZER", "optimizer"),
-    ("ROLLOUT", "rollout_weights"),
-    ("REFERENCE", "reference_weights"),
-    ("CRITIC", "critic"),
-    ("ACTIVATIONS", "activations"),
-    ("LOGITS", "logits"),
-    ("KV CACHE", "kv_cache"),
-    ("TOTAL", "total"),
+_MEMORY_PARTS = (
+    ("weights", "weights"),
+    ("gradients", "gradients"),
+    ("optimizer", "optimizer"),
+    ("rollout", "rollout_weights"),
+    ("reference", "reference_weights"),
+    ("critic", "critic"),
+    ("activations", "activations"),
+    ("logits", "logits"),
+    ("KV cache", "kv_cache"),
+    ("total", "total"),
 )
 
 
@@ -196,16 +200,17 @@ def _ranks_text(count: int) -> str:
 
 
 def _memory_table(stages: Sequence[RankMemory | FrozenRankMemory], name: str) -> Table:
-    """Bytes of a rank in each stage; what the job does not have has no column."""
+    """Bytes of a rank, a column for each pipeline stage (equal neighbours share one); what the job
+    does not have has no row."""
+    sizes = [(stage, [getattr(stage, part, 0) for _, part in _MEMORY_PARTS]) for stage in stages]
+    columns = [list(same) for _, same in itertools.groupby(sizes, key=lambda pair: pair[1])]
     table = Table(box=None, pad_edge=False, title=name, title_justify="left")
-    columns = [
-        (title, part)
-        for title, part in _MEMORY_COLUMNS
-        if any(getattr(stage, part, 0) for stage in stages)
-    ]
-    for title in ("STAGE", *(title for title, _ in columns)):
-        table.add_column(title, justify="right")
-    for stage in stages:
-        sizes = (bytes_text(getattr(stage, part)) for _, part in columns)
-        table.add_row(str(stage.pp_rank), *sizes)
+    table.add_column("STAGE")
+    for column in columns:
+        first, last = column[0][0].pp_rank, column[-1][0].pp_rank
+        table.add_column(str(first) if first == last else f"{first} to {last}", justify="right")
+    for row, (title, _) in enumerate(_MEMORY_PARTS):
+        parts = [column[0][1][row] for column in columns]
+        if any(parts):
+            table.add_row(title, *map(bytes_text, parts))
     return table
