@@ -1,0 +1,51 @@
+# The control plane: `planish serve` and the other commands, without torch and without Ray.
+# Build it from the repository's root, see deploy/README.md.
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
+# A package that has no wheel is built here; the compiler stays behind in this stage.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/planish
+WORKDIR /build
+COPY deploy/docker/build.lock deploy/docker/service.lock ./
+# Everything by hash, what builds as well, so that no index can slip in another file.
+RUN /opt/planish/bin/pip install --require-hashes --requirement build.lock \
+    && /opt/planish/bin/pip install --require-hashes --no-build-isolation --requirement service.lock
+COPY . source/
+RUN /opt/planish/bin/pip install --no-build-isolation --no-deps ./source \
+    && /opt/planish/bin/pip uninstall --yes setuptools pip
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="Planish" \
+      org.opencontainers.image.description="Control plane of a post-training service for LLMs" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# Debian packages that a launcher calls: `openssh-client` for a SLURM login node over SSH.
+ARG DEBIAN_PACKAGES=""
+RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
+        apt-get update \
+        && apt-get install --yes --no-install-recommends ${DEBIAN_PACKAGES} \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
+# A number that volumes can be given to; `runAsNonRoot` can only check a number.
+RUN groupadd --gid 10001 planish \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin planish \
+    && install --directory --owner 10001 --group 10001 --mode 0700 /data
+COPY --from=build /opt/planish /opt/planish
+COPY deploy/docker/healthcheck.py /opt/planish/healthcheck.py
+# HOME: libraries keep caches there, and with a read-only root only /tmp and /data can be written to.
+ENV PATH="/opt/planish/bin:${PATH}" \
+    HOME=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /data
+VOLUME /data
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["python", "-I", "/opt/planish/healthcheck.py"]
+# `planish` answers SIGTERM itself, as process 1 too.
+ENTRYPOINT ["planish"]
+CMD ["serve", "--data-dir", "/data", "--host", "0.0.0.0", "--no-save-connection"]
