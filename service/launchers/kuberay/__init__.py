@@ -1,0 +1,1 @@
+"""Jobs on Kubernetes, each attempt a RayJob that the KubeRay operator runs."""
