@@ -8,9 +8,12 @@ options leave out: namespace, worker image and account, user, the jobs' volume, 
 {{- $filled := dict }}
 {{- $clusters := .Values.clusters | default (dict "kubernetes" (dict "type" "kuberay")) }}
 {{- range $name, $options := $clusters }}
-{{- if and (eq $options.type "kuberay") (not $options.kubeconfig) }}
+{{- if include "planish.isHere" $options }}
 {{- $known := include "planish.kuberayDefaults" (dict "root" $ "options" $options) | fromJson }}
-{{- $_ := set $filled $name (mergeOverwrite $known (deepCopy $options)) }}
+{{- $whole := mergeOverwrite $known (deepCopy $options) }}
+{{- $volumes := include "planish.kuberayVolumes" (dict "root" $ "options" $options) | fromJsonArray }}
+{{- $_ := set $whole "volumes" $volumes }}
+{{- $_ := set $filled $name $whole }}
 {{- else }}
 {{- $_ := set $filled $name $options }}
 {{- end }}
@@ -18,30 +21,49 @@ options leave out: namespace, worker image and account, user, the jobs' volume, 
 {{- toJson $filled }}
 {{- end }}
 
+{{/* Whether a cluster is the Kubernetes that the chart is installed in; empty where it is not. */}}
+{{- define "planish.isHere" -}}
+{{- if and (eq .type "kuberay") (not .kubeconfig) (not .context) }}yes{{ end }}
+{{- end }}
+
 {{- define "planish.kuberayDefaults" -}}
-{{- $root := .root }}
-{{- $namespace := .options.namespace | default (include "planish.jobsNamespace" $root) }}
-{{- $claim := include "planish.claim" $root }}
-{{- if ne $namespace $root.Release.Namespace }}
-{{- $claim = $root.Values.workers.existingClaim }}
+{{- $values := .root.Values }}
+{{- $image := $values.workers.image }}
+{{- $security := $values.podSecurityContext }}
+{{- $known := dict "namespace" (include "planish.jobsNamespace" .root) }}
+{{- $_ := set $known "image" (printf "%s:%s" $image.repository (default .root.Chart.AppVersion $image.tag)) }}
+{{- $_ := set $known "image_pull_secrets" $values.image.pullSecrets }}
+{{- $_ := set $known "service_account" (include "planish.workerAccount" .root) }}
+{{- $_ := set $known "run_as_user" $security.runAsUser }}
+{{- with $security.runAsGroup }}
+{{- $_ := set $known "run_as_group" . }}
 {{- end }}
-{{- $volume := include "planish.jobsVolume" (dict "root" $root "name" "jobs" "claim" $claim) | fromYaml }}
-{{- $mount := dict "name" "jobs" "mountPath" $root.Values.storage.path }}
-{{- $image := printf "%s:%s" $root.Values.workers.image.repository (default $root.Chart.AppVersion $root.Values.workers.image.tag) }}
-{{- $known := dict "namespace" $namespace "image" $image }}
-{{- $_ := set $known "service_account" (include "planish.workerAccount" $root) }}
-{{- with $root.Values.podSecurityContext.runAsUser }}
-{{- $_ := set $known "run_as_user" . }}
-{{- end }}
-{{- with $root.Values.podSecurityContext.fsGroup }}
+{{- with $security.fsGroup }}
 {{- $_ := set $known "fs_group" . }}
 {{- end }}
-{{- if $root.Values.kueue.create }}
-{{- $_ := set $known "queue" $root.Values.kueue.localQueue }}
+{{- if $values.kueue.create }}
+{{- $_ := set $known "queue" $values.kueue.localQueue }}
 {{- end }}
-{{- $_ := set $known "volumes" (list $volume) }}
-{{- $_ := set $known "volume_mounts" (list $mount) }}
 {{- toJson $known }}
+{{- end }}
+
+{{/* The jobs' volume, and those of the options; they may mount the jobs' path themselves. */}}
+{{- define "planish.kuberayVolumes" -}}
+{{- $values := .root.Values }}
+{{- $own := .options.volumes | default list }}
+{{- $jobs := dict "name" "jobs" "mount_path" $values.storage.path }}
+{{- if eq $values.storage.type "hostPath" }}
+{{- $_ := set $jobs "host_path" $values.storage.hostPath.path }}
+{{- else if eq (default (include "planish.jobsNamespace" .root) .options.namespace) .root.Release.Namespace }}
+{{- $_ := set $jobs "claim" (include "planish.claim" .root) }}
+{{- else }}
+{{- $_ := set $jobs "claim" $values.workers.existingClaim }}
+{{- end }}
+{{- $mounted := false }}
+{{- range $own }}
+{{- if eq .mount_path $values.storage.path }}{{ $mounted = true }}{{ end }}
+{{- end }}
+{{- if $mounted }}{{ toJson $own }}{{ else }}{{ toJson (prepend $own $jobs) }}{{ end }}
 {{- end }}
 
 {{- define "planish.jobsNamespace" -}}
@@ -56,7 +78,7 @@ options leave out: namespace, worker image and account, user, the jobs' volume, 
 {{- define "planish.jobNamespaces" -}}
 {{- $found := list }}
 {{- range $options := values (include "planish.clusters" . | fromJson) }}
-{{- if and (eq $options.type "kuberay") (not $options.kubeconfig) }}
+{{- if include "planish.isHere" $options }}
 {{- $found = append $found $options.namespace }}
 {{- end }}
 {{- end }}
