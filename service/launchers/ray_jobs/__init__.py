@@ -1,0 +1,1 @@
+"""Runs drivers in a Ray cluster that is there already, over its Jobs API."""
