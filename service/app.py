@@ -14,21 +14,20 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from prometheus_client import CollectorRegistry
 from starlette.concurrency import run_in_threadpool
 
 from service.api import attempts, events, exports, files, health, jobs, logs, plans, problems
 from service.api import catalogue as catalogue_routes
 from service.api.context import ServiceContext
 from service.api.middleware import BodyLimit, RequestContext
-from service.api.state import read_state
 from service.auth.bootstrap import ensure_first_key
 from service.catalogue import Catalogue, CatalogueUnavailable
 from service.files.storage import sweep
 from service.installed import open_launchers
 from service.launchers import Launcher
-from service.metrics import RequestMetrics, ServiceCollector
+from service.metrics import ServiceMetrics
 from service.reconciler import Reconciler, Timing
+from service.reconciler.observer import Observer
 from service.settings import Settings
 from service.spec import EventBatch, JobSpec
 from service.store import Store
@@ -67,8 +66,7 @@ def create_app(
         on_first_key: takes the secret of the first API key, where one is made at the start; it is
             told once and kept only as a hash.
     """
-    registry = CollectorRegistry()
-    requests = RequestMetrics(registry)
+    metrics = ServiceMetrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -83,18 +81,18 @@ def create_app(
                 data_roots=settings.all_data_roots,
             ),
             on_first_key,
+            metrics.reconciler,
         )
         app.state.service = service
-        collector = ServiceCollector(lambda: read_state(service))
-        registry.register(collector)
+        close_metrics = metrics.open(service.store, opened, lambda: health.reconcile_lag(service))
         service.reconciler.start()
         # Listing environments imports their libraries, which takes seconds: nobody waits for it.
-        threading.Thread(target=_warm, args=(service,), daemon=True).start()
+        threading.Thread(target=_warm, args=(service, metrics), daemon=True).start()
         try:
             yield
         finally:
             service.stopping.set()
-            registry.unregister(collector)
+            close_metrics()
             if catalogue is None:
                 service.catalogue.close()
             await run_in_threadpool(service.reconciler.stop)
@@ -108,15 +106,15 @@ def create_app(
         separate_input_output_schemas=False,
         redirect_slashes=False,
     )
-    app.state.registry = registry
+    app.state.metrics = metrics
     app.add_middleware(BodyLimit, settings=settings)
-    app.add_middleware(RequestContext, metrics=requests)
+    app.add_middleware(RequestContext, metrics=metrics.requests)
     problems.install(app, api_routes())
     for router in ROUTERS:
         app.include_router(router)
     for route in api_routes():
         for method in route.methods or ():
-            requests.declare(route.path, method)
+            metrics.requests.declare(route.path, method)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -131,6 +129,7 @@ def _open(
     launchers: Mapping[str, Launcher],
     catalogue: Catalogue,
     on_first_key: Callable[[str], None] | None,
+    observer: Observer,
 ) -> ServiceContext:
     # A folder that is made here is for this user alone: it will hold what people train on.
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -156,6 +155,7 @@ def _open(
             settings.jobs_dir,
             settings.base_url,
             timing=Timing(sweep=settings.reconcile_seconds),
+            observer=observer,
         ),
     )
 
@@ -169,12 +169,12 @@ def _known_files(store: Store) -> set[str]:
     return known
 
 
-def _warm(service: ServiceContext) -> None:
+def _warm(service: ServiceContext, metrics: ServiceMetrics) -> None:
     """Lists the environments, however often it takes: a service that is not ready gets no request
     that would try again."""
     while not service.stopping.is_set():
         try:
-            service.catalogue.environments()
+            known = service.catalogue.environments()
         except CatalogueUnavailable as error:
             if service.catalogue.closed:
                 return
@@ -182,6 +182,7 @@ def _warm(service: ServiceContext) -> None:
             _log.warning("the environments cannot be listed, tried again soon: %s", error)
             time.sleep(_WARM_AGAIN_SECONDS)
         else:
+            metrics.declare_environments(known)
             return
 
 

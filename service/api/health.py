@@ -5,20 +5,19 @@ from http import HTTPStatus
 from typing import Annotated, cast
 
 from fastapi import APIRouter, Depends, Request, Response
-from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import metrics
 from service.api.context import Service, ServiceContext
 from service.api.problems import Refusal
 from service.api.resources import Health
+from service.metrics import CONTENT_TYPE, ServiceMetrics
 from service.validation.problems import FieldProblem
 
 router = APIRouter(tags=["health"])
 
 
-def _registry(request: Request) -> CollectorRegistry:
-    return cast(CollectorRegistry, request.app.state.registry)
+def _metrics(request: Request) -> ServiceMetrics:
+    return cast(ServiceMetrics, request.app.state.metrics)
 
 
 @router.get("/healthz")
@@ -69,6 +68,6 @@ def reconcile_lag(service: ServiceContext) -> float:
 
 
 @router.get("/metrics", response_class=Response)
-def prometheus(registry: Annotated[CollectorRegistry, Depends(_registry)]) -> Response:
-    """Metrics in Prometheus' text format; docs/api.md lists them."""
-    return Response(metrics.render(registry), media_type=metrics.CONTENT_TYPE)
+def prometheus(metrics: Annotated[ServiceMetrics, Depends(_metrics)]) -> Response:
+    """Metrics in Prometheus' text format; docs/metrics.md lists them."""
+    return Response(metrics.render(), media_type=CONTENT_TYPE)

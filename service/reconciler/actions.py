@@ -16,6 +16,7 @@ from service.jobs.records import Attempt, Job
 from service.jobs.states import JobState
 from service.launchers.protocol import Launcher, LaunchError, LaunchRequest, Observation
 from service.reconciler import decisions
+from service.reconciler.observer import Observer, calling
 from service.reconciler.spool import last_words, spooled
 from service.reconciler.verdicts import failures, judge, next_state
 from service.spec import JobContext, Outcome, Reason
@@ -50,6 +51,7 @@ class Actions:
     jobs_dir: Path
     base_url: str
     timing: Timing
+    observer: Observer
 
     def folder(self, job_id: str) -> JobFolder:
         """The job's folder."""
@@ -88,16 +90,22 @@ class Actions:
         if attempt.stop_reason is not None:
             folder = self.folder(attempt.job_id).attempt(attempt.number)
             folder.write_stop(attempt.stop_reason)
-        self.launchers[attempt.launcher].cancel(attempt.launcher_id, action.grace_seconds)
+        self._cancel(attempt, action.grace_seconds)
+
+    def _cancel(self, attempt: Attempt, grace_seconds: float) -> None:
+        with calling(self.observer, attempt.launcher, "cancel"):
+            self.launchers[attempt.launcher].cancel(attempt.launcher_id, grace_seconds)
 
     def _open(self, job: Job, claim: Claim) -> None:
         launcher = self.launchers[job.cluster]
-        self.store.attempts.open(
+        attempt = self.store.attempts.open(
             claim,
             launcher=job.cluster,
             launcher_id=launcher.identify(job.id, job.attempt_count + 1),
             capacity=launcher.capacity,
         )
+        if attempt is not None and attempt.number == 1:
+            self.observer.left_queue(job.cluster, attempt.created_at - job.created_at)
 
     def _submit(self, attempt: Attempt, context: JobContext, claim: Claim) -> None:
         request = LaunchRequest(
@@ -109,7 +117,8 @@ class Actions:
         try:
             token = self._prepare(request)
             self.store.attempts.set_token(claim, attempt.number, hash_secret(token))
-            self.launchers[attempt.launcher].submit(request)
+            with calling(self.observer, attempt.launcher, "submit"):
+                self.launchers[attempt.launcher].submit(request)
         except (LaunchError, OSError) as error:
             _log.warning("attempt %s of job %s: %s", attempt.number, attempt.job_id, error)
             # From here on the attempt is stopped like any other, so a process of it that is
@@ -144,7 +153,7 @@ class Actions:
         state = next_state(verdict.reason, before, context.spec.retry if context else None)
         if state is not JobState.RECOVERING:
             # A cluster may have queued it again by itself; nothing of it may start any more.
-            self.launchers[attempt.launcher].cancel(attempt.launcher_id, 0.0)
+            self._cancel(attempt, 0.0)
         self.store.attempts.end(
             claim,
             attempt.number,

@@ -21,6 +21,7 @@ from service.jobs.states import AttemptState, JobState
 from service.launchers.protocol import Launcher, LauncherUnavailable, Observation
 from service.reconciler import decisions
 from service.reconciler.actions import Actions, Timing
+from service.reconciler.observer import Nobody, Observer, calling
 from service.spec import JobContext
 from service.store import Claim, ClaimLost, NotFound, Store
 
@@ -41,6 +42,7 @@ class Reconciler:
         base_url: str,
         *,
         timing: Timing | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Nothing happens before `start` or `sweep`.
 
@@ -50,11 +52,15 @@ class Reconciler:
             jobs_dir: the folder that holds the jobs' folders, each under its job's id.
             base_url: under which workers reach the service.
             timing: pauses and limits.
+            observer: is told of rounds and of calls to launchers.
         """
         self._store = store
         self._launchers = launchers
         self._timing = timing or Timing()
-        self._actions = Actions(store, launchers, jobs_dir.resolve(), base_url, self._timing)
+        self._observer = observer or Nobody()
+        self._actions = Actions(
+            store, launchers, jobs_dir.resolve(), base_url, self._timing, self._observer
+        )
         self._contexts: dict[str, JobContext | None] = {}
         self._not_before: dict[str, float] = {}
         self._observations: dict[tuple[str, str], tuple[float, Observation]] = {}
@@ -95,10 +101,12 @@ class Reconciler:
 
     def sweep(self) -> bool:
         """One round over all jobs that have not ended; tells whether anything was done."""
+        started = time.monotonic()
         jobs = self._store.jobs.active()
         acted = [self._visit(job) for job in jobs]
         self._forget_all_but(jobs)
         self.last_sweep_at = time.monotonic()
+        self._observer.round_done(self.last_sweep_at - started)
         return any(acted)
 
     def _round(self) -> None:
@@ -227,7 +235,8 @@ class Reconciler:
         known = self._observations.get(key)
         if not afresh and known is not None and time.monotonic() < known[0]:
             return known[1]
-        seen = launcher.poll(attempt.launcher_id)
+        with calling(self._observer, attempt.launcher, "poll"):
+            seen = launcher.poll(attempt.launcher_id)
         self._observations[key] = (time.monotonic() + 0.9 * launcher.poll_seconds, seen)
         return seen
 

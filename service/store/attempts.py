@@ -57,13 +57,6 @@ class Attempts:
         with self._database.reading() as connection:
             return [Attempt(**row) for row in connection.execute(query).mappings()]
 
-    def counts_by_reason(self) -> dict[Reason, int]:
-        """How many attempts ended badly, by why; a reason that never occurred is left out."""
-        reason = _table.c.reason
-        query = select(reason, func.count()).where(reason.is_not(None)).group_by(reason)
-        with self._database.reading() as connection:
-            return {Reason(name): count for name, count in connection.execute(query)}
-
     def may_open(self, job_id: str, *, capacity: int | None) -> bool:
         """Whether a QUEUED job would get a place now: one is free and no older job waits for it.
 

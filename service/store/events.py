@@ -8,14 +8,14 @@ worker goes on.
 
 import math
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, select, update
 
 from service.auth.keys import hash_secret
-from service.jobs.records import Checkpoint, Event, MetricPoint
+from service.jobs.records import Checkpoint, Event, Job, MetricPoint
 from service.jobs.states import AttemptState
 from service.spec import WorkerEvent
 from service.store import tables
@@ -39,12 +39,24 @@ class Ingested:
     """How many of the batch were new."""
 
 
+Stored = Callable[[Job, Sequence[WorkerEvent]], None]
+"""Told which events of a job were new; it must return at once and not raise."""
+
+
 class Events:
     """The logs of all jobs."""
 
     def __init__(self, database: Database, changes: Changes) -> None:
         self._database = database
         self._changes = changes
+        self._listeners: list[Stored] = []
+
+    def on_stored(self, listener: Stored) -> None:
+        """Calls `listener` after each commit of a worker's events, in the thread that made it.
+
+        Each event is told once, in the one process that stored it.
+        """
+        self._listeners.append(listener)
 
     def ingest(
         self, job_id: str, attempt: int, token: str, events: Sequence[WorkerEvent]
@@ -67,8 +79,7 @@ class Events:
             if attempt < newest or known.state is AttemptState.ENDED:
                 raise StaleAttempt(job_id, attempt, newest)
             answer = _append(connection, locked, attempt, events)
-        if answer.stored:
-            self._changes.ring(job_id)
+        self._tell(locked.job, answer, events)
         return answer
 
     def drain(self, claim: Claim, attempt: int, events: Sequence[WorkerEvent]) -> Ingested:
@@ -78,10 +89,19 @@ class Events:
             ClaimLost: another reconciler holds the job.
         """
         with self._database.writing() as connection:
-            answer = _append(connection, locked_by(connection, claim), attempt, events)
-        if answer.stored:
-            self._changes.ring(claim.job_id)
+            locked = locked_by(connection, claim)
+            answer = _append(connection, locked, attempt, events)
+        self._tell(locked.job, answer, events)
         return answer
+
+    def _tell(self, job: Job, answer: Ingested, events: Sequence[WorkerEvent]) -> None:
+        if not answer.stored:
+            return
+        self._changes.ring(job.id)
+        first = answer.last_seq - answer.stored + 1
+        new = [event for event in events if first <= event.seq <= answer.last_seq]
+        for listener in self._listeners:
+            listener(job, new)
 
     def after(
         self, job_id: str, number: int, *, limit: int, kinds: Collection[str] | None = None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from service.store.attempts import Attempts
+from service.store.census import Census
 from service.store.changes import Changes
 from service.store.claims import Claims
 from service.store.database import Database
@@ -28,6 +29,7 @@ class Store:
     events: Events
     files: Files
     keys: ApiKeys
+    census: Census
 
     @classmethod
     def open(cls, url: str) -> "Store":
@@ -45,6 +47,7 @@ class Store:
             events=Events(database, changes),
             files=Files(database),
             keys=ApiKeys(database),
+            census=Census(database),
         )
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ jobs = Table(
     Column("spec", JSON, nullable=False),
     Column("resolved", JSON, nullable=False),
     Column("wish", _words(Wish, 16), nullable=False),
-    Column("state", _words(JobState, 16), nullable=False, index=True),
+    Column("state", _words(JobState, 16), nullable=False),
     Column("reason", _words(Reason, 32)),
     Column("message", Text, nullable=False),
     Column("created_at", Double, nullable=False),
@@ -66,6 +66,8 @@ jobs = Table(
     Column("lock_expires_at", Double),
     Index(None, "created_at", "id"),
     Index(None, "name", "created_at"),
+    # Jobs are counted, and the oldest that waits is found, without a look at their rows.
+    Index(None, "state", "cluster", "reason", "created_at"),
 )
 
 attempts = Table(
@@ -88,6 +90,8 @@ attempts = Table(
     Column("last_seq", BigInteger, nullable=False),
     Column("token_hash", String(64), nullable=False),
     CheckConstraint("number >= 1", name="number"),
+    Index(None, "reason", "launcher"),
+    Index(None, "state", "launcher", "created_at"),
 )
 
 events = Table(

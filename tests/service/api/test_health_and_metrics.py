@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.app import api_routes
 from service.catalogue import Catalogue, CatalogueUnavailable
 from service.jobs import JobState
-from service.spec import Reason
+from service.spec import Reason, algorithm_specs
 from tests.service.reconciler.services import wait_until
 from tests.service.running_service import RunningService
 
@@ -46,18 +46,36 @@ def test_h01_random_paths_names_and_methods_make_no_series(new_service: NewServi
 
 def test_h03_counters_are_there_before_the_first_time(new_service: NewService) -> None:
     found = samples(new_service())
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, tuple(sorted(labels.items()))]
+
+    here = {"cluster": "local"}
     for state in ("SUCCEEDED", "FAILED", "CANCELLED"):
-        assert found["planish_jobs_finished_total", (("state", state),)] == 0
+        assert value("planish_jobs_finished_total", state=state, **here) == 0
     for reason in Reason:
-        assert found["planish_attempts_failed_total", (("reason", reason),)] == 0
+        assert value("planish_attempts_failed_total", reason=reason, **here) == 0
+        assert value("planish_jobs_failed_total", reason=reason, **here) == 0
     for state in JobState:
-        assert found["planish_jobs", (("state", state),)] == 0
+        assert value("planish_jobs", state=state, **here) == 0
     for route in api_routes():
         for method in route.methods or ():
-            labels = (("method", method), ("route", route.path), ("status", "5xx"))
-            assert found["planish_http_requests_total", labels] == 0
-    assert found["planish_queue_oldest_seconds", ()] == 0
-    assert found["planish_reconcile_lag_seconds", ()] < 30
+            labels = {"method": method, "route": route.path, "status": "5xx"}
+            assert value("planish_http_requests_total", **labels) == 0
+    for call in ("submit", "poll", "cancel"):
+        labels = {"call": call, "error": "unavailable"}
+        assert value("planish_launcher_errors_total", **labels, **here) == 0
+    for algorithm in algorithm_specs():
+        assert value("planish_training_steps_total", algorithm=algorithm, **here) == 0
+    assert value("planish_queue_oldest_seconds", **here) == 0
+    assert value("planish_starting_oldest_seconds", **here) == 0
+    assert value("planish_reconcile_lag_seconds") < 30
+
+
+def test_environments_are_there_before_their_first_episode(service: RunningService) -> None:
+    name, labels = "planish_episodes_total", (("environment", "tools/calculator"),)
+    wait_until(lambda: (name, labels) in samples(service), "not declared", 300)
+    assert samples(service)[name, labels] == 0
 
 
 def test_jobs_and_attempts_are_counted(new_service: NewService) -> None:
@@ -65,14 +83,31 @@ def test_jobs_and_attempts_are_counted(new_service: NewService) -> None:
     job = service.submit()["id"]
     service.wait_for(job, JobState.FAILED)
     found = samples(service)
-    assert found["planish_jobs", (("state", "FAILED"),)] == 1
-    assert found["planish_jobs_finished_total", (("state", "FAILED"),)] == 1
-    assert found["planish_attempts_failed_total", (("reason", "USER_ERROR"),)] == 1
+    here = ("cluster", "local")
+    assert found["planish_jobs", (here, ("state", "FAILED"))] == 1
+    assert found["planish_jobs_finished_total", (here, ("state", "FAILED"))] == 1
+    assert found["planish_jobs_failed_total", (here, ("reason", "USER_ERROR"))] == 1
+    assert found["planish_attempts_failed_total", (here, ("reason", "USER_ERROR"))] == 1
+    assert found["planish_queue_seconds_count", (here,)] == 1
+    submits = (("call", "submit"), here)
+    assert found["planish_launcher_call_seconds_count", submits] == 1
+
+
+def test_h01_a_jobs_series_end_with_it(new_service: NewService) -> None:
+    service = new_service(behaviours=("wait",), capacity=1)
+    job = service.submit(name="only-while-it-lives")["id"]
+    service.wait_for(job, JobState.RUNNING)
+    assert job in service.anonymous.get("/metrics").text
+    service.http.post(f"/v1/jobs/{job}/cancel")
+    service.wait_for(job, JobState.CANCELLED)
+    text = service.anonymous.get("/metrics").text
+    assert job not in text
+    assert "only-while-it-lives" not in text
 
 
 def test_the_age_of_the_queue_is_shown(service: RunningService) -> None:
     service.store_job()
-    assert samples(service)["planish_queue_oldest_seconds", ()] > 0
+    assert samples(service)["planish_queue_oldest_seconds", (("cluster", "local"),)] > 0
 
 
 def test_a_service_is_live_at_once_and_ready_when_environments_are_known(

@@ -94,9 +94,12 @@ def test_an_unknown_attempt_is_not_found(store: Store) -> None:
 
 
 def test_bad_ends_are_counted_by_their_reason(store: Store) -> None:
-    assert store.attempts.counts_by_reason() == {}
+    assert store.census.failed_attempts() == {}
     for reason in (Reason.NAN_LOSS, None, Reason.NAN_LOSS, Reason.TIMEOUT):
         _, held = starting_job(store)
         state = JobState.FAILED if reason else JobState.SUCCEEDED
         store.attempts.end(held, 1, AttemptEnd(next_state=state, reason=reason))
-    assert store.attempts.counts_by_reason() == {Reason.NAN_LOSS: 2, Reason.TIMEOUT: 1}
+    assert store.census.failed_attempts() == {
+        ("local", Reason.NAN_LOSS): 2,
+        ("local", Reason.TIMEOUT): 1,
+    }
