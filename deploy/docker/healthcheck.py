@@ -1,7 +1,7 @@
 """The image's health check: exit code 0 where the service of this container answers.
 
-It asks /healthz, which tells whether the process lives, and not /readyz: a restart mends no database.
-The port is that of the image's command; a container that listens on another sets
+It asks /healthz, which tells whether the process lives, and not /readyz: a restart mends no
+database. The port is that of the image's command; a container that listens on another sets
 PLANISH_HEALTH_PORT.
 """
 
