@@ -27,6 +27,7 @@ from megatron_backend.checkpoint.durable import fsync_tree
 from megatron_backend.checkpoint.manifest import CorruptCheckpoint
 from megatron_backend.checkpoint.publish import CheckpointStore, Published, step_name
 from megatron_backend.checkpoint.retention import Retention
+from megatron_backend.signals import signals_blocked
 
 
 class RemoteCheckpoints:
@@ -118,13 +119,14 @@ class _Transfer:
     ) -> None:
         self.request, self.environment, self.deadline = request, environment, deadline
         self._ends = time.monotonic() + deadline
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "megatron_backend.checkpoint.transfer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            process_group=0,  # a SIGTERM to the driver's group leaves it time to finish
-        )
+        with signals_blocked():  # a SIGTERM leaves it time to finish
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "megatron_backend.checkpoint.transfer"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                process_group=0,
+            )
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it died already; `answer` says so
             self._process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -55,5 +55,7 @@ class FrozenModels:
             layout,
             gpu=self._job.gpu,
             deadlines=self._job.context.spec.faults.deadlines,
+            nodes=self._job.context.spec.resources.nodes,
+            processes=self._job.processes,
             name=MODEL_NAMES[role],
         )

@@ -43,7 +43,12 @@ class JobRanks:
         self._job, self._recorder = job, recorder
         self._restarts_left = spec.faults.restarts
         self.group = WorkerGroup(
-            RankWorker, job.layout, gpu=job.gpu, deadlines=spec.faults.deadlines
+            RankWorker,
+            job.layout,
+            gpu=job.gpu,
+            deadlines=spec.faults.deadlines,
+            nodes=spec.resources.nodes,
+            processes=job.processes,
         )
         self.frozen = FrozenModels(job)
         self.train = RayTrainEngine(self.group, warn=self._warn)
@@ -95,8 +100,8 @@ class JobRanks:
     def _restart(self, failure: RanksFailed) -> None:
         if not failure.restartable or not self._restarts_left:
             raise failure
-        for group in (self.group, *self.frozen.groups):
-            group.check_room()
+        moved = {group.name: group.refill_room() for group in (self.group, *self.frozen.groups)}
+        moved[failure.group] |= set(failure.ranks)
         self._restarts_left -= 1
         log.error("ranks are started anew", exc_info=failure)
         reason = str(reason_of(failure))
@@ -110,10 +115,10 @@ class JobRanks:
             },
         )
         for group in self.frozen.groups:
-            if group.name == failure.group:
-                group.replace(failure.ranks)
+            if moved[group.name] or group.name == failure.group:
+                group.replace(moved[group.name])
         # The trained model goes back to the last checkpoint, whoever failed.
-        self.group.replace(failure.ranks if failure.group == self.group.name else ())
+        self.group.replace(moved[self.group.name])
 
     def stop(self) -> None:
         """Ends all processes at once."""

@@ -6,12 +6,14 @@ written its reason into the attempt's `stop` file before.
 
 A driver that trains finishes its step, saves, and ends; when `faults.grace_seconds` are over, or at
 a second signal, it ends without. A user's cancel waits for nothing, nor does a driver that has not
-begun to train or has done so.
+begun to train or has done so. A cluster may kill what has not ended sooner than that, and its
+launcher knows when: PLANISH_GRACE_SECONDS in the environment bounds the time.
 
 Ray turns an exception that comes up inside one of its calls into a SystemError, and its own
 handler, in place while it starts, exits. So that a signal came is also remembered here.
 """
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,30 @@ from megatron_backend.driver.outcome import Stopped
 from service.spec import Reason
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+GRACE_VARIABLE = "PLANISH_GRACE_SECONDS"
+
+
+def grace_seconds(wanted: float) -> float:
+    """How long a driver may take to end once it is told to.
+
+    Args:
+        wanted: by the job, `faults.grace_seconds`.
+
+    Raises:
+        JobFailure: the cluster's own bound, in the environment, is no number of seconds.
+    """
+    text = os.environ.get(GRACE_VARIABLE, "inf")
+    try:
+        bound = float(text)
+        if not bound >= 0:
+            raise ValueError
+    except ValueError:
+        raise JobFailure(
+            Reason.LAUNCH_FAILED,
+            f"{GRACE_VARIABLE} must be a number of seconds, and is {text!r}: mend the options of "
+            "this cluster",
+        ) from None
+    return min(wanted, bound)
 
 
 class StopSignal:
@@ -67,6 +93,8 @@ class StopSignal:
 
     def cause(self, error: BaseException) -> BaseException:
         """What an error comes from that has ended the driver."""
+        if isinstance(error, JobFailure) and error.reason is Reason.ENVIRONMENT_ERRORS:
+            return self._stopped or error  # whoever takes a machine back ends its processes too
         if isinstance(error, JobFailure | Stopped):
             return error
         if self._stopped is None and isinstance(error, SystemExit):

@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
+import torch
 from torch import Tensor
 
 from megatron_backend.runtime import distributed
+from megatron_backend.signals import ignore_signals
 from megatron_backend.workers.connections import Connection, connections, hang_up
 from megatron_backend.workers.heartbeat import Beat, Heartbeat
+from megatron_backend.workers.machine import Neighbourhood, Place, RankNetwork, threads
 from service.spec import JobContext
 from service.spec.layout import Layout
 
@@ -55,21 +58,30 @@ class RankActor:
         # What Megatron-Core tells about itself at every start, in many lines, helps nobody here.
         logging.getLogger("megatron.core").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=r"megatron\.core|torch\.distributed")
+        ignore_signals()
         self._worker = worker(rank, layout)
         self._heartbeat = Heartbeat()
+        self._network = RankNetwork()
 
-    def prepare(self) -> tuple[str, int, int]:
+    def prepare(self, around: Neighbourhood | None) -> Place:
         """Imports Megatron, which takes seconds, so that ranks do it side by side.
 
-        Returns:
-            Address of this machine, a port that is free on it, and the process id.
+        Args:
+            around: the rank's machine and the others; None where the driver has seen to both.
         """
         distributed.prepare()
-        address = ray.util.get_node_ip_address()
+        if around is not None:
+            torch.set_num_threads(threads(around))
+            self._network.face(around.peers)
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
-        return address, port, os.getpid()
+        return Place(
+            address=ray.util.get_node_ip_address(),
+            port=port,
+            node=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
+        )
 
     def call(
         self, method: str, packed: tuple[Sequence[Any], Mapping[str, Any]]

@@ -52,9 +52,7 @@ class WorkerPreempted(WorkerLost):
 
 
 class NodeLost(WorkerLost):
-    """A rank's machine is gone."""
-
-    restartable = False
+    """A rank's machine is gone. New processes need another one, see `placement.Room.refill`."""
 
 
 class RanksHung(RanksFailed):

@@ -17,8 +17,6 @@ the others are woken from whatever they wait in (`connections`) and keep what th
 """
 
 import logging
-import os
-import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -26,13 +24,15 @@ from typing import Any, Concatenate, NoReturn
 
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from megatron_backend.workers import connections, placement
+from megatron_backend.workers import connections
 from megatron_backend.workers.actor import WATCH, RankActor, Worker
 from megatron_backend.workers.deaths import death_of, is_network_error, oom_kills
 from megatron_backend.workers.errors import ConnectionLost, RanksFailed, RanksHung
 from megatron_backend.workers.heartbeat import Beat
+from megatron_backend.workers.killing import kill_on_node, kill_process
+from megatron_backend.workers.machine import Place
+from megatron_backend.workers.placement import Room
 from service.spec import DeadlineSpec, JobContext
 from service.spec.layout import Layout
 
@@ -75,6 +75,8 @@ class WorkerGroup[W: Worker]:
         *,
         gpu: bool,
         deadlines: DeadlineSpec,
+        nodes: int = 1,
+        processes: int = 0,
         name: str = "",
     ) -> None:
         """Starts the processes, which import Megatron while the caller goes on.
@@ -84,6 +86,8 @@ class WorkerGroup[W: Worker]:
             layout: of the model; one process a rank.
             gpu: one GPU for each rank.
             deadlines: how long calls may take.
+            nodes: machines of the job.
+            processes: ranks of all models of the job, where there are more than this one's.
             name: see above.
 
         Raises:
@@ -93,10 +97,12 @@ class WorkerGroup[W: Worker]:
         self.pids = [0] * layout.world_size
         self.own_seconds = [0.0] * layout.world_size
         self._worker, self._gpu, self._deadlines = worker, gpu, deadlines
-        self._addresses = [""] * layout.world_size
+        self._processes = max(processes, layout.world_size)
+        self._nodes = [""] * layout.world_size
+        self._here = ray.get_runtime_context().get_node_id()
         self._unanswered: dict[ray.ObjectRef, int] = {}
         self._oom_kills = oom_kills()
-        self._room = placement.reserve(layout, gpu=gpu)
+        self._room = Room(layout, gpu=gpu, nodes=nodes, group=name)
         self._actors = [self._new_actor(rank) for rank in range(layout.world_size)]
         self._preparing, self.joined = self._prepare(), False
 
@@ -110,13 +116,13 @@ class WorkerGroup[W: Worker]:
         Raises:
             RanksFailed: a rank died or hangs.
         """
-        places = self._wait(self._preparing, "prepare")
-        self._addresses = [address for address, _, _ in places]
-        self.pids = [pid for _, _, pid in places]
-        address, port, _ = places[0]
-        if len(set(self._addresses)) == 1:
+        places: list[Place] = self._wait(self._preparing, "prepare")
+        self._nodes = [place.node for place in places]
+        self.pids = [place.pid for place in places]
+        address = places[0].address
+        if len({place.address for place in places}) == 1:
             address = "127.0.0.1"  # nobody outside this machine has to reach it
-        packed = ((context, address, port), options)
+        packed = ((context, address, places[0].port), options)
         self.call_each(self._worker.setup, [packed] * self.layout.world_size)
         self.joined = True
 
@@ -151,9 +157,9 @@ class WorkerGroup[W: Worker]:
         self.own_seconds = [seconds for _, seconds in answers]
         return [result for result, _ in answers]
 
-    def check_room(self) -> None:
-        """Raises NodeLost where a machine of the ranks is gone, or Ray is."""
-        placement.check_nodes(self._room, group=self.name)
+    def refill_room(self) -> set[int]:
+        """See `Room.refill`."""
+        return self._room.refill()
 
     def replace(self, ranks: Collection[int]) -> None:
         """Puts new processes in the place of some; `setup` joins all of them anew.
@@ -178,25 +184,23 @@ class WorkerGroup[W: Worker]:
     def stop(self) -> None:
         """Ends all ranks at once."""
         self._kill(range(self.layout.world_size))
-        placement.release(self._room)
+        self._room.release()
 
     def _new_actor(self, rank: int) -> Any:
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=self._room, placement_group_bundle_index=rank // self.layout.tp
-        )
         return (
             ray.remote(concurrency_groups=WATCH)(RankActor)
             .options(
                 num_cpus=1,
                 num_gpus=1 if self._gpu else 0,
                 max_restarts=0,
-                scheduling_strategy=strategy,
+                scheduling_strategy=self._room.strategy(rank),
             )
             .remote(self._worker, rank, self.layout, self.name)
         )
 
     def _prepare(self) -> dict[ray.ObjectRef, int]:
-        return {actor.prepare.remote(): rank for rank, actor in enumerate(self._actors)}
+        around = self._room.neighbourhoods(self._processes)
+        return {actor.prepare.remote(around[rank]): rank for rank, actor in enumerate(self._actors)}
 
     def _wait(self, pending: dict[ray.ObjectRef, int], method: str) -> list[Any]:
         """What all ranks answer, in order; see `call`."""
@@ -242,8 +246,7 @@ class WorkerGroup[W: Worker]:
         raise cause from None
 
     def _death(self, rank: int, error: RayError) -> RanksFailed:
-        local = self._addresses[rank] == ray.util.get_node_ip_address()
-        oom_killed = local and oom_kills() > self._oom_kills
+        oom_killed = self._nodes[rank] == self._here and oom_kills() > self._oom_kills
         return death_of(rank, error, oom_killed=oom_killed, group=self.name)
 
     def _hung(self, silent: Sequence[int], method: str, limit: float) -> RanksHung:
@@ -302,11 +305,14 @@ class WorkerGroup[W: Worker]:
         return failed
 
     def _kill(self, ranks: Collection[int]) -> None:
-        here = ray.util.get_node_ip_address()
+        silent, asked = set(self._unanswered.values()), []
         for rank in ranks:
             ray.kill(self._actors[rank])
             # Ray asks the process first, and one that is frozen does not hear it.
-            if self.pids[rank] and self._addresses[rank] == here:
-                with suppress(ProcessLookupError):
-                    os.kill(self.pids[rank], signal.SIGKILL)
+            if self.pids[rank] and self._nodes[rank] == self._here:
+                kill_process(self.pids[rank])
+            elif self.pids[rank] and rank in silent:
+                asked.append(kill_on_node(self._nodes[rank], self.pids[rank]))
             self.pids[rank] = 0
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=BEAT_SECONDS)

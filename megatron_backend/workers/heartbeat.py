@@ -114,7 +114,8 @@ def waits(frame: FrameType) -> bool:
 
 
 def _line(frame: FrameType) -> str:
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    # Between two lines of its code a frame that another thread looks at may have no number.
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
 
 
 def _place(frame: FrameType) -> str:

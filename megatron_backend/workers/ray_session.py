@@ -1,14 +1,16 @@
 """A Ray cluster for one driver: the one that it was started in, or one of its own.
 
-In a cluster (KubeRay, SLURM) RAY_ADDRESS names the Ray that is already there. Elsewhere the driver
-starts a small one on this machine, for itself alone: a random token guards it, the ranks talk over
-the loopback interface, and its processes end with the driver, even one that is killed. (The kernel
-kills Ray's own processes when the driver dies; ranks end when the raylet does. Ray's two agents
-notice it within ten seconds, and then look for the dead control service for `RECONNECT_SECONDS`.)
+In a cluster (KubeRay, SLURM) RAY_ADDRESS names the Ray that is already there, and RAY_AUTH_TOKEN
+is what it asks for; its processes, and so the ranks, have the environment of whoever started it.
+Elsewhere the driver starts a small one on this machine, for itself alone: a random token guards it,
+the ranks talk over the loopback interface, and its processes end with the driver, even one that is
+killed. (The kernel kills Ray's own processes when the driver dies; ranks end when the raylet does.
+Ray's two agents notice it within ten seconds, and then look for the dead control service for
+`RECONNECT_SECONDS`.)
 
-Ray's processes are taken out of the driver's process group. A launcher stops a driver by SIGTERM to
-its group; a Ray that got it too would be gone before the driver has said how it ended, and Ray
-exits a process whose control service does not answer.
+The processes of such a Ray are taken out of the driver's process group and do not see what ends the
+driver (`megatron_backend.signals`): a Ray that ended as well would be gone before the driver has
+saved and said how it ended, and Ray exits a process whose control service does not answer.
 """
 
 import logging
@@ -16,9 +18,12 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import psutil
+
+from megatron_backend.signals import block_signals
 from megatron_backend.workers.errors import RayUnavailable
 
 log = logging.getLogger(__name__)
@@ -36,10 +41,10 @@ def set_environment(ranks: int) -> None:
         ranks: how many processes will run on this machine.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(ranks)))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-    if _own_cluster():
+    if own_cluster():
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(ranks)))
         os.environ.update(
             {
                 # Without a token anybody on this machine could run code in the ranks' processes.
@@ -73,8 +78,8 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
     import ray
 
     options: dict[str, Any] = {"configure_logging": False}
-    if _own_cluster():
-        _separate_process_groups()
+    if own_cluster():
+        _shield_processes()
         options |= {
             "address": "local",
             "num_cpus": ranks,
@@ -86,6 +91,7 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
     try:
         yield
     finally:
+        _end_at_once()
         ray.shutdown()
 
 
@@ -108,16 +114,17 @@ def dead_processes() -> list[str]:
     """Which of its own Ray's processes have died; of another's Ray nothing is known."""
     from ray._private.worker import _global_node
 
-    if not _own_cluster() or _global_node is None:
+    if not own_cluster() or _global_node is None:
         return []
     return [str(name) for name, _ in _global_node.dead_processes()]
 
 
-def _own_cluster() -> bool:
+def own_cluster() -> bool:
+    """Whether the driver starts a Ray for itself."""
     return "RAY_ADDRESS" not in os.environ
 
 
-def _separate_process_groups() -> None:
+def _shield_processes() -> None:
     """Ray calls this function of its own in each child that it forks, before it executes it."""
     from ray._private import utils
 
@@ -126,5 +133,33 @@ def _separate_process_groups() -> None:
     def in_child() -> None:
         die_with_parent()
         os.setpgid(0, 0)
+        block_signals()
 
     utils.set_kill_on_parent_death_linux = in_child
+
+
+def _end_at_once() -> None:
+    """Has `ray.shutdown` kill what it would ask to end, and wait for a second each, since the
+    signal that asks is blocked; and kill what the raylet would have ended, as its agents."""
+    from ray._private.worker import _global_node as node
+
+    if not own_cluster() or node is None:
+        return
+    raylets = node.all_processes.get("raylet", [])
+    kill = node.kill_all_processes
+
+    def kill_all(*, check_alive: bool, **_: object) -> None:
+        left = [child for raylet in raylets for child in _descendants(raylet.process.pid)]
+        kill(check_alive=check_alive, allow_graceful=False)
+        for child in left:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    node.kill_all_processes = kill_all
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

@@ -10,7 +10,7 @@ import pytest
 
 from algorithms.errors import JobFailure
 from megatron_backend.driver.outcome import Stopped
-from megatron_backend.driver.stop import StopSignal
+from megatron_backend.driver.stop import GRACE_VARIABLE, StopSignal, grace_seconds
 from service.spec import Reason
 
 
@@ -106,3 +106,21 @@ def test_what_ended_the_driver(stop: StopSignal) -> None:
     assert isinstance(inside_ray, Stopped)
     other = JobFailure(Reason.USER_ERROR, "line 3")
     assert stop.cause(other) is other
+    scorers = JobFailure(Reason.ENVIRONMENT_ERRORS, "every scorer's process was ended")
+    assert stop.cause(scorers) is inside_ray  # by the same signal
+
+
+def test_the_clusters_grace_bounds_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(GRACE_VARIABLE, raising=False)
+    assert grace_seconds(15.0) == 15.0
+    monkeypatch.setenv(GRACE_VARIABLE, "4.5")
+    assert grace_seconds(15.0) == 4.5
+    assert grace_seconds(2.0) == 2.0
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "nan"])
+def test_a_grace_that_is_no_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GRACE_VARIABLE, text)
+    with pytest.raises(JobFailure, match="must be a number of seconds") as caught:
+        grace_seconds(15.0)
+    assert caught.value.reason is Reason.LAUNCH_FAILED

@@ -17,8 +17,8 @@ from megatron_backend.workers.errors import (
     [
         (RayActorError(error_msg="connection error code 2"), False, WorkerLost, True),
         (RayActorError(error_msg="connection error code 2"), True, WorkerOutOfMemory, False),
-        (RayActorError(error_msg="Its node has died."), False, NodeLost, False),
-        (RayActorError(error_msg="Detail: Owner's node has crashed."), False, NodeLost, False),
+        (RayActorError(error_msg="Its node has died."), False, NodeLost, True),
+        (RayActorError(error_msg="Detail: Owner's node has crashed."), False, NodeLost, True),
         (OutOfMemoryError("memory on the node was low"), False, WorkerOutOfMemory, False),
     ],
 )
