@@ -9,8 +9,10 @@
 #
 # BUILDER    docker, podman or buildah; by default the first of them that is installed.
 # BASE       another base image.
-# CA_BUNDLE  certificates that package downloads need here (podman and buildah). They are mounted
-#            while building and are no part of the image.
+# CA_BUNDLE  certificates (PEM) that the package index needs here.
+# PIP_CONF   a pip.conf of your own, such as one that names an index; with CA_BUNDLE it must say
+#            `cert = /run/secrets/ca`.
+#            Both are mounted while building and are no part of the image.
 set -euo pipefail
 
 usage() {
@@ -30,6 +32,9 @@ if [ $# -gt 0 ]; then
     [ "$1" = -- ] || usage
     shift
 fi
+# Paths are the caller's.
+CA_BUNDLE=${CA_BUNDLE:+$(realpath "$CA_BUNDLE")}
+PIP_CONF=${PIP_CONF:+$(realpath "$PIP_CONF")}
 cd "$(dirname "$0")/../.."
 
 builder=${BUILDER:-}
@@ -54,20 +59,16 @@ case "$builder" in
     *) echo "BUILDER must be docker, podman or buildah; it is $builder" >&2; exit 2 ;;
 esac
 
-if [ -n "${CA_BUNDLE:-}" ]; then
-    if [ "$builder" = docker ]; then
-        echo "CA_BUNDLE needs podman or buildah: docker mounts no file while building" >&2
-        exit 2
+pip_conf=$PIP_CONF
+if [ -n "$CA_BUNDLE" ]; then
+    options+=(--secret "id=ca,src=$CA_BUNDLE")
+    if [ -z "$pip_conf" ]; then
+        pip_conf=$(mktemp)
+        trap 'rm -f "$pip_conf"' EXIT
+        # pip has certificates of its own and does not look at the system's.
+        printf '[global]\ncert = /run/secrets/ca\n' >"$pip_conf"
     fi
-    settings=$(mktemp)
-    trap 'rm -f "$settings"' EXIT
-    # pip has certificates of its own and does not look at the system's.
-    printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$settings"
-    chmod 0644 "$settings"
-    options+=(
-        --volume "$(realpath "$CA_BUNDLE"):/etc/ssl/certs/ca-certificates.crt:ro"
-        --volume "$settings:/etc/pip.conf:ro"
-    )
 fi
+[ -z "$pip_conf" ] || options+=(--secret "id=pip.conf,src=$pip_conf")
 
 "${command[@]}" "${options[@]}" "$@" .

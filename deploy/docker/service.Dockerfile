@@ -11,8 +11,10 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/planish
 WORKDIR /build
 COPY deploy/docker/build.lock deploy/docker/service.lock ./
-# Everything by hash, what builds as well, so that no index can slip in another file.
-RUN /opt/planish/bin/pip install --require-hashes --requirement build.lock \
+# Everything by hash, what builds as well, so that no index can slip in another file. An index of your
+# own and its certificate come as secrets, which no layer keeps.
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
+    /opt/planish/bin/pip install --require-hashes --requirement build.lock \
     && /opt/planish/bin/pip install --require-hashes --no-build-isolation --requirement service.lock
 COPY . source/
 RUN /opt/planish/bin/pip install --no-build-isolation --no-deps ./source \
@@ -27,7 +29,7 @@ ARG DEBIAN_PACKAGES=""
 RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
         apt-get update \
         && apt-get install --yes --no-install-recommends ${DEBIAN_PACKAGES} \
-        && rm -rf /var/lib/apt/lists/*; \
+        && apt-get clean && rm -rf /var/lib/apt/lists/*; \
     fi
 # A number that volumes can be given to; `runAsNonRoot` can only check a number.
 RUN groupadd --gid 10001 planish \

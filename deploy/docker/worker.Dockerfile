@@ -23,8 +23,12 @@ RUN python3 -c 'import sys; v = sys.version_info; assert v[:2] == (3, 12), f"Pyt
     && python3 -m venv --system-site-packages --without-pip /opt/planish
 WORKDIR /build
 COPY deploy/docker/build.lock deploy/docker/worker.lock ./
-RUN /opt/planish/bin/python -m pip install --require-hashes --requirement build.lock
-RUN case "${PACKAGES}" in \
+# Everything by hash, what builds as well, so that no index can slip in another file. An index of your
+# own and its certificate come as secrets, which no layer keeps.
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
+    /opt/planish/bin/python -m pip install --require-hashes --requirement build.lock
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
+    case "${PACKAGES}" in \
         lock) /opt/planish/bin/python -m pip install --require-hashes --no-deps --no-build-isolation \
             --requirement worker.lock ;; \
         mounted) site=$(/opt/planish/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
@@ -47,7 +51,7 @@ LABEL org.opencontainers.image.title="Planish worker" \
 # and ends a driver that has process 1's deaf ear for signals.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends tini wget \
-    && rm -rf /var/lib/apt/lists/*
+    && apt-get clean && rm -rf /var/lib/apt/lists/*
 # The same number as the control plane's: both write into the jobs' folders.
 RUN groupadd --gid 10001 planish \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /bin/bash planish
