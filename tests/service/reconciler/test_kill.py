@@ -3,6 +3,8 @@
 import multiprocessing
 import shutil
 import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from tests.service.store.sample_jobs import context, document
 # The first attempt dies after it left events in its spool, the second ends well.
 BEHAVIOURS = ["events=3", "die-first", "succeed"]
 POINTS = 20
+AT_ONCE = 5
+"""Most of a job's time is waiting: for a driver, a lease, a retry."""
 SECONDS = 120
 """A service that has not ended the job by then has lost it."""
 
@@ -53,12 +57,7 @@ class Services:
         self.folder = folder
         self._template, self.job = submitted
         self._processes = processes
-        self.reset()
-
-    def reset(self) -> None:
-        """A fresh copy."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        shutil.copytree(self._template, self.folder)
+        shutil.copytree(self._template, folder)
 
     def run(self, kill_at: int | None) -> bool:
         """Runs one until it is killed or its job has ended; tells whether it was killed."""
@@ -90,37 +89,45 @@ class Services:
             store.close()
 
 
+type NewServices = Callable[[str], Services]
+
+
 @pytest.fixture
-def services(
+def new_services(
     processes: multiprocessing.context.ForkServerContext,
     submitted: tuple[Path, Job],
     tmp_path: Path,
-) -> Services:
-    return Services(processes, submitted, tmp_path / "data")
+) -> NewServices:
+    """Makes `Services` by the name of their folder."""
+    return lambda name: Services(processes, submitted, tmp_path / name)
 
 
 @pytest.mark.slow
 def test_a_service_killed_at_any_line_loses_nothing_and_starts_nothing_twice(
-    services: Services,
+    new_services: NewServices,
 ) -> None:
-    assert not services.run(kill_at=None)
-    services.check("not killed at all")
-    lines = int((services.folder / "lines").read_text())
+    whole = new_services("whole")
+    assert not whole.run(kill_at=None)
+    whole.check("not killed at all")
+    lines = int((whole.folder / "lines").read_text())
     assert lines > 1000
-    killed = 0
-    for point in range(POINTS):
-        kill_at = 1 + point * lines // POINTS
-        services.reset()
-        killed += services.run(kill_at)
+
+    def kill_and_go_on(kill_at: int) -> bool:
+        services = new_services(f"killed-at-{kill_at}")
+        killed = services.run(kill_at)
         services.run(kill_at=None)
         services.check(f"killed at line {kill_at} of {lines}")
+        return killed
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        points = [1 + point * lines // POINTS for point in range(POINTS)]
+        killed = sum(threads.map(kill_and_go_on, points))
     # How often the driver is polled differs from run to run, so the last points may be missed.
     assert killed > POINTS // 2
 
 
-@pytest.mark.slow
-def test_a_service_killed_again_and_again_gets_there(services: Services) -> None:
-    kills = 0
+def test_a_service_killed_again_and_again_gets_there(new_services: NewServices) -> None:
+    services, kills = new_services("data"), 0
     while services.run(kill_at=400 + 100 * kills):
         kills += 1
     assert kills >= 3
