@@ -1,0 +1,1 @@
+"""Runs attempts as batch jobs of SLURM (docs/slurm.md)."""

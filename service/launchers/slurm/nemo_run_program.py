@@ -1,0 +1,83 @@
+"""Runs commands by NeMo-Run's tunnels, for `nemo_run.py`: lines of JSON in, lines of JSON out.
+
+    python nemo_run_program.py '{"type": "local"}'
+    python nemo_run_program.py '{"type": "ssh", "host": ..., "user": ..., "port": ..., ...}'
+
+It runs in NeMo-Run's environment, so it imports nothing of ours. Whatever NeMo-Run and its
+libraries print goes to stderr; stdout is kept for answers.
+"""
+
+import io
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+
+def main() -> int:
+    """Connects, says so, and answers one request after the other until its input ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody is there to type a password
+    try:
+        tunnel = connect(json.loads(sys.argv[1]))
+    except (Exception, SystemExit) as error:  # it exits where it cannot authenticate
+        say({"fault": f"no connection: {describe(error)}"})
+        return 1
+    say({"connected": True})
+    for line in requests:
+        request = json.loads(line)
+        try:
+            answer = run(tunnel, request["command"], request["text"])
+        except (Exception, SystemExit) as error:
+            say({"id": request["id"], "fault": describe(error)})
+            return 1  # whoever asks again gets a new connection
+        say({"id": request["id"], **answer})
+    tunnel.cleanup()
+    return 0
+
+
+def connect(wanted: dict[str, Any]) -> Any:
+    """A tunnel of NeMo-Run, connected."""
+    # It keeps files of its own under this folder.
+    os.environ.setdefault("NEMORUN_HOME", tempfile.mkdtemp(prefix="nemo-run-"))
+    from nemo_run.core.tunnel.client import LocalTunnel, SSHTunnel
+
+    if wanted["type"] == "local":
+        return LocalTunnel(job_dir=os.environ["NEMORUN_HOME"])
+    tunnel = SSHTunnel(
+        host=wanted["host"],
+        user=wanted["user"],
+        port=wanted["port"],
+        identity=wanted["identity"],
+        job_dir="/",
+    )
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the login node does not take the key, and nobody can type a password")
+
+    tunnel.auth_handler = tunnel.fallback_auth_handler = refuse
+    tunnel.connect()
+    return tunnel
+
+
+def run(tunnel: Any, command: str, text: str) -> dict[str, Any]:
+    """Runs a command to its end, with `text` as its input."""
+    ran = tunnel.run(command, hide=True, warn=True, in_stream=io.StringIO(text))
+    return {"code": ran.exited, "output": ran.stdout, "errors": ran.stderr}
+
+
+def describe(error: BaseException) -> str:
+    """An error, for people."""
+    return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
