@@ -2,7 +2,8 @@
 
 Where the control plane's image is needed, it must be in the node (tests/cluster/image builds it):
 PLANISH_TEST_IMAGE names it. The node must be on this machine, since tests give it folders of this
-machine as volumes.
+machine as volumes. With PLANISH_TEST_SOURCE the service runs the code of that folder, not the
+image's, so that work on the code needs no new image.
 """
 
 import json
@@ -50,7 +51,7 @@ class Programs:
 def _run(
     command: list[str], *, given: str | None = None, check: bool
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=400)
     if check and done.returncode:
         pytest.fail(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return done
@@ -83,8 +84,8 @@ def programs(helm_path: str) -> Programs:
 
 
 @pytest.fixture(scope="session")
-def image(programs: Programs) -> Mapping[str, str]:
-    """Values that name the control plane's image."""
+def control_plane(programs: Programs) -> Mapping[str, Any]:
+    """Values of a small control plane from the image."""
     known = {
         name
         for node in programs.get("nodes")["items"]
@@ -94,7 +95,25 @@ def image(programs: Programs) -> Mapping[str, str]:
     if IMAGE not in known:
         pytest.skip(f"the image {IMAGE} is not in the node")
     repository, _, tag = IMAGE.rpartition(":")
-    return {"repository": repository, "tag": tag, "pullPolicy": "Never"}
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "resources": {
+            "requests": {"cpu": "500m", "memory": "128Mi"},
+            "limits": {"memory": "1Gi"},
+        },
+        "server": _source(),
+    }
+
+
+def _source() -> Mapping[str, Any]:
+    folder = os.environ.get("PLANISH_TEST_SOURCE")
+    if folder is None:
+        return {}
+    return {
+        "env": [{"name": "PYTHONPATH", "value": folder}],
+        "extraVolumes": [{"name": "source", "hostPath": {"path": folder}}],
+        "extraVolumeMounts": [{"name": "source", "mountPath": folder, "readOnly": True}],
+    }
 
 
 @pytest.fixture
@@ -103,7 +122,7 @@ def namespace(programs: Programs) -> Iterator[str]:
     name = f"helm-{uuid.uuid4().hex[:8]}"
     programs.kubectl("create", "namespace", name)
     yield name
-    programs.kubectl("delete", "namespace", name, "--wait=true", "--timeout=120s", check=False)
+    programs.kubectl("delete", "namespace", name, "--wait=false", check=False)
 
 
 @pytest.fixture
