@@ -205,9 +205,11 @@ class Api:
     def _open(self) -> kubernetes.client.ApiClient:
         settings = kubernetes.client.Configuration()
         if self._kubeconfig is None and self._context is None and _SERVICE_ACCOUNT.exists():
-            load_incluster_config(client_configuration=settings)
+            load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         else:
-            load_kube_config(self._kubeconfig, context=self._context, client_configuration=settings)
+            load_kube_config(  # type: ignore[no-untyped-call]
+                self._kubeconfig, context=self._context, client_configuration=settings
+            )
         settings.retries = False  # the caller asks again
         settings.connection_pool_maxsize = 8
         return kubernetes.client.ApiClient(settings)

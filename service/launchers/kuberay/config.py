@@ -39,7 +39,7 @@ _RESERVED_PREFIXES = ("PLANISH_", "RAY_JOB_STOP_")
 
 
 class KubeRayCluster(ClusterConfig):
-    """A namespace of a Kubernetes cluster in which the KubeRay operator (1.4 or newer) runs jobs."""
+    """A namespace of a Kubernetes cluster in which the KubeRay operator runs jobs."""
 
     type: Literal["kuberay"] = "kuberay"
 
@@ -126,6 +126,10 @@ class KubeRayCluster(ClusterConfig):
     termination_seconds: Annotated[int, Field(ge=1)] | None = None
     """How long a pod that is told to end may take; null: the job's `faults.grace_seconds` and 20
     seconds more."""
+    node_wait_seconds: Annotated[float, Field(gt=0)] = 180.0
+    """How long a driver that lost a worker pod waits for another before it gives up."""
+    metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    """Port of the head's pod on which the driver serves metrics; null serves none."""
     keep_finished_seconds: Annotated[int, Field(ge=0)] = 300
     """A finished job's pods go after this even where the service is away."""
     request_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0

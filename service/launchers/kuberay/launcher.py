@@ -48,7 +48,7 @@ from service.validation.problems import FieldProblem
 _log = logging.getLogger(__name__)
 
 _KILL_SECONDS = 1
-"""A pod's grace when it is killed. With 0 the server would forget it before its processes are gone."""
+"""A pod's grace when it is killed. With 0 the server would forget it before its processes end."""
 _LOST_SECONDS = 60.0
 """A killed pod that is still there after this is on a node that is gone, and is forgotten."""
 _REMEMBERED = 1000
@@ -170,6 +170,13 @@ class KubeRayLauncher:
         self._rayjobs.stop()
         self._pods.stop()
         self._api.close()
+
+    @property
+    def watch_age_seconds(self) -> float | None:
+        """Seconds since the older of the watches last heard anything; null where nobody watches."""
+        heard = [watch.health.heard_at for watch in (self._rayjobs, self._pods)]
+        known = [at for at in heard if at is not None]
+        return time.monotonic() - min(known) if known else None
 
     @property
     def watches(self) -> Mapping[str, Health]:

@@ -20,6 +20,8 @@ CONTAINER = "ray"
 GRACE_VARIABLE = "PLANISH_GRACE_SECONDS"
 GRACE_MARGIN_SECONDS = 5
 """Of the time that a pod has to end, for Ray to end in after the driver."""
+NODE_WAIT_VARIABLE = "PLANISH_NODE_WAIT_SECONDS"
+METRICS_PORT_VARIABLE = "PLANISH_METRICS_PORT"
 
 _TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-required-topology"
 
@@ -42,7 +44,11 @@ def template(
     return {
         "metadata": {
             "labels": {**cluster.labels, **names.labels(request.job_id, request.attempt)},
-            "annotations": {**cluster.annotations, **_topology_annotation(cluster, wanted)},
+            "annotations": {
+                **cluster.annotations,
+                **_topology_annotation(cluster, wanted),
+                **_scrape_annotations(cluster, role),
+            },
         },
         "spec": {
             # Without this a container that died would be started again in the same pod, and the
@@ -76,7 +82,7 @@ def _container(
         "name": CONTAINER,
         "image": cluster.image,
         "imagePullPolicy": cluster.image_pull_policy,
-        "env": _environment(cluster, request, data_roots),
+        "env": _environment(cluster, request, role, data_roots),
         "envFrom": [{"secretRef": {"name": name}} for name in secrets],
         "resources": shape.container_resources(),
         "securityContext": {
@@ -97,9 +103,10 @@ def _container(
 
 
 def _environment(
-    cluster: KubeRayCluster, request: LaunchRequest, data_roots: str
+    cluster: KubeRayCluster, request: LaunchRequest, role: Role, data_roots: str
 ) -> list[dict[str, Any]]:
     termination = _termination(cluster, request)
+    left = max(1, termination - GRACE_MARGIN_SECONDS)
     values = {
         # The account's home cannot be written to; what is kept there is of no use to another pod.
         "HOME": "/tmp",
@@ -109,15 +116,31 @@ def _environment(
         JOB_VARIABLE: request.job_id,
         ATTEMPT_VARIABLE: str(request.attempt),
         DATA_ROOTS_VARIABLE: data_roots,
-        GRACE_VARIABLE: str(max(0, termination - GRACE_MARGIN_SECONDS)),
+        GRACE_VARIABLE: str(left),
+        NODE_WAIT_VARIABLE: f"{cluster.node_wait_seconds:g}",
+        # A worker that is told to end says so to the driver, and its ranks live on meanwhile. The
+        # head's hook has waited for the driver before Ray is told.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(left if role == "worker" else 1),
         "RAY_JOB_STOP_SIGNAL": "SIGINT",
         "RAY_JOB_STOP_WAIT_TIME_S": str(termination),
     }
+    if _serves_metrics(cluster, role):
+        values[METRICS_PORT_VARIABLE] = str(cluster.metrics_port)
     uid = {"fieldRef": {"fieldPath": "metadata.uid"}}
     return [
         *({"name": name, "value": _literal(value)} for name, value in values.items()),
         {"name": scripts.POD_UID_VARIABLE, "valueFrom": uid},
     ]
+
+
+def _serves_metrics(cluster: KubeRayCluster, role: Role) -> bool:
+    return cluster.metrics_port is not None and role == "head"
+
+
+def _scrape_annotations(cluster: KubeRayCluster, role: Role) -> Mapping[str, str]:
+    if not _serves_metrics(cluster, role):
+        return {}
+    return {"prometheus.io/scrape": "true", "prometheus.io/port": str(cluster.metrics_port)}
 
 
 def _literal(value: str) -> str:

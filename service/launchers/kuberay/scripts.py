@@ -26,34 +26,35 @@ from service.launchers.kuberay.record import ENDING, HEAD, OUT_OF_MEMORY, SHUT_O
 POD_UID_VARIABLE = "PLANISH_POD_UID"
 
 EXIT_SHUT_OUT = 3
+SCRATCH = "/tmp"
+"""A folder of the pod's own; the command tells the hook there what it started."""
 
-_PID = "/tmp/planish-driver"
-_TOLD = "/tmp/planish-told"
-_TELL = f"mkdir {_TOLD} 2>/dev/null && kill -TERM $(cat {_PID})"
+_TELL = "mkdir {scratch}/planish-told 2>/dev/null && kill -TERM $(cat {scratch}/planish-driver)"
 """TERM to the driver, once: a folder can be made only once."""
 
 _COMMAND = f"""\
-cd {{folder}} || exit 64
+mkdir -p {{folder}} && cd {{folder}} || exit 64
 [ ! -e {SHUT_OUT} ] || exit {EXIT_SHUT_OUT}
 (set -C; echo "${POD_UID_VARIABLE}" > {HEAD}) 2>/dev/null
 {{driver}} & driver=$!
-echo $driver > {_PID}
+echo $driver > {{scratch}}/planish-driver
 trap '{_TELL}' INT TERM
 wait $driver; code=$?
 while kill -0 $driver 2>/dev/null; do wait $driver; code=$?; done
 if [ $code = 137 ]; then
-  cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null |
-    grep -q '^oom_kill [1-9]' && : > {OUT_OF_MEMORY}
+  cat {{counters}} 2>/dev/null | grep -q '^oom_kill [1-9]' && : > {OUT_OF_MEMORY}
 fi
 exit $code
 """
+_COUNTERS = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
+"""Of the container, under cgroup v2 and v1."""
 
 _HEAD_HOOK = f"""\
 cd {{folder}} || exit 0
-[ -s {_PID} ] || exit 0
+[ -s {{scratch}}/planish-driver ] || exit 0
 : > {ENDING}
 {_TELL}
-while kill -0 $(cat {_PID}) 2>/dev/null; do sleep 0.2; done
+while kill -0 $(cat {{scratch}}/planish-driver) 2>/dev/null; do sleep 0.2; done
 """
 
 _WORKER_HOOK = f"""\
@@ -67,17 +68,29 @@ while [ ! -e outcome.json ]; do sleep 0.2; done
 """
 
 
-def entrypoint(python: str, job_dir: Path, attempt: int) -> str:
+def entrypoint(
+    python: str,
+    job_dir: Path,
+    attempt: int,
+    *,
+    scratch: str = SCRATCH,
+    counters: str = _COUNTERS,
+) -> str:
     """The RayJob's command."""
     driver = [python, "-m", "megatron_backend", str(job_dir), "--attempt", str(attempt), "--log"]
-    return _COMMAND.format(folder=_folder(job_dir, attempt), driver=shlex.join(driver))
+    return _COMMAND.format(
+        folder=_folder(job_dir, attempt),
+        driver=shlex.join(driver),
+        scratch=scratch,
+        counters=counters,
+    )
 
 
-def hooks(job_dir: Path, attempt: int) -> Mapping[str, str]:
+def hooks(job_dir: Path, attempt: int, *, scratch: str = SCRATCH) -> Mapping[str, str]:
     """What `head` and `worker` run before they end."""
     folder = _folder(job_dir, attempt)
     return {
-        "head": _HEAD_HOOK.format(folder=folder),
+        "head": _HEAD_HOOK.format(folder=folder, scratch=scratch),
         "worker": _WORKER_HOOK.format(folder=folder),
     }
 

@@ -2,7 +2,7 @@
 
 Every machine of a job is one pod, and they are all of one shape: the head carries ranks as well, so
 `nodes` machines are a head and `nodes - 1` workers. A tensor-parallel group stays inside a machine,
-since the driver places it in one; the job's check at submit has seen to it that groups go in evenly.
+since the driver places it in one; the check at submit has seen to it that groups go in evenly.
 """
 
 import math

@@ -64,8 +64,8 @@ RAY_ENDS: Mapping[str, Reason | None] = {
     "FAILED": None,
     "STOPPED": Reason.PREEMPTED,
 }
-"""Every `jobStatus` of a job that is over, and what it says of the cause: that a command failed says
-nothing; that it was stopped, that somebody else than the service did it."""
+"""Every `jobStatus` of a job that is over, and its cause: a command that failed says none; one that
+was stopped was so by somebody else than the service."""
 
 FAILURES: Mapping[str, Reason | None] = {
     "": None,
