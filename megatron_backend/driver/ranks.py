@@ -11,11 +11,12 @@ from megatron_backend.driver.job import Job
 from megatron_backend.driver.outcome import reason_of
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.tokenizers import load_tokenizer
+from megatron_backend.workers.draining import told_of_draining
 from megatron_backend.workers.engines import RayCritic, RayGenerator, RayTrainEngine
 from megatron_backend.workers.errors import RanksFailed
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
-from megatron_backend.workers.ray_session import ray_session
+from megatron_backend.workers.ray_session import here, ray_session
 
 log = logging.getLogger("planish")
 
@@ -120,6 +121,11 @@ class JobRanks:
         # The trained model goes back to the last checkpoint, whoever failed.
         self.group.replace(moved[self.group.name])
 
+    def nodes(self) -> set[str]:
+        """Ray's ids of the machines that ranks or this process are on."""
+        groups = (self.group, *self.frozen.groups)
+        return {here()}.union(*(group.nodes for group in groups))
+
     def stop(self) -> None:
         """Ends all processes at once."""
         for group in (self.group, *self.frozen.groups):
@@ -136,6 +142,7 @@ def open_ranks(job: Job, recorder: SpoolRecorder) -> Iterator[JobRanks]:
     with ray_session(job.processes, gpus=gpus):
         ranks = JobRanks(job, recorder)
         try:
-            yield ranks
+            with told_of_draining(ranks.nodes):
+                yield ranks
         finally:
             ranks.stop()

@@ -17,7 +17,7 @@ from megatron_backend.driver.job import Job, keep_model_files, open_job
 from megatron_backend.driver.outcome import Stopped, outcome_of, write_outcome
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.start import open_start
-from megatron_backend.driver.stop import StopSignal, grace_seconds
+from megatron_backend.driver.stop import StopSignal, cluster_bounds
 from megatron_backend.driver.tokenizers import check_tokenizers
 from megatron_backend.workers.ray_session import set_environment
 from service.spec import Outcome, Reason
@@ -133,7 +133,7 @@ class _Ending:
 
 
 def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
-    grace = grace_seconds(job.context.spec.faults.grace_seconds)
+    grace, bounds = job.context.spec.faults.grace_seconds, cluster_bounds()
     recorder = SpoolRecorder(job.folder, job_id=job.context.job_id, attempt=job.attempt)
     try:
         start = open_start(
@@ -172,7 +172,7 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
                 if not started:
                     _record_start(job, start.newest, recorder)
                     started = True
-                with stop.finishing(grace):
+                with stop.finishing(grace, bounds):
                     step = training.run()
                 if job.context.spec.checkpoint.export:
                     export(job, fence, ranks.group, recorder, step=step)

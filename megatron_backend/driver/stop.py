@@ -6,16 +6,23 @@ written its reason into the attempt's `stop` file before.
 
 A driver that trains finishes its step, saves, and ends; when `faults.grace_seconds` are over, or at
 a second signal, it ends without. A user's cancel waits for nothing, nor does a driver that has not
-begun to train or has done so. A cluster may kill what has not ended sooner than that, and its
-launcher knows when: PLANISH_GRACE_SECONDS in the environment bounds the time.
+begun to train or has done so.
+
+A cluster may kill what has not ended sooner than that, and its launcher knows when. The variables
+of `_BOUNDS` in the environment bound the time after each signal.
+
+One telling may arrive several times: SLURM signals every process of a step, and those that started
+the driver hand on what they got. So for `ECHO_SECONDS` the same signals are the same telling.
 
 Ray turns an exception that comes up inside one of its calls into a SystemError, and its own
 handler, in place while it starts, exits. So that a signal came is also remembered here.
 """
 
+import math
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,30 +32,37 @@ from megatron_backend.driver.outcome import Stopped
 from service.spec import Reason
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
-GRACE_VARIABLE = "PLANISH_GRACE_SECONDS"
+ECHO_SECONDS = 10.0
+_BOUNDS = {
+    signal.SIGTERM: "PLANISH_GRACE_SECONDS",
+    signal.SIGUSR1: "PLANISH_SIGNAL_SECONDS",
+}
 
 
-def grace_seconds(wanted: float) -> float:
-    """How long a driver may take to end once it is told to.
-
-    Args:
-        wanted: by the job, `faults.grace_seconds`.
+def cluster_bounds() -> Mapping[signal.Signals, float]:
+    """Seconds that the cluster leaves a driver after each signal; without an entry, no bound.
 
     Raises:
-        JobFailure: the cluster's own bound, in the environment, is no number of seconds.
+        JobFailure: what the environment says is no number of seconds.
     """
-    text = os.environ.get(GRACE_VARIABLE, "inf")
+    return {
+        number: _seconds(name, os.environ[name])
+        for number, name in _BOUNDS.items()
+        if name in os.environ
+    }
+
+
+def _seconds(name: str, text: str) -> float:
     try:
-        bound = float(text)
-        if not bound >= 0:
-            raise ValueError
+        seconds = float(text)
     except ValueError:
-        raise JobFailure(
-            Reason.LAUNCH_FAILED,
-            f"{GRACE_VARIABLE} must be a number of seconds, and is {text!r}: mend the options of "
-            "this cluster",
-        ) from None
-    return min(wanted, bound)
+        seconds = math.nan
+    if seconds >= 0:
+        return seconds
+    raise JobFailure(
+        Reason.LAUNCH_FAILED,
+        f"{name} must be a number of seconds, and is {text!r}: mend the options of this cluster",
+    )
 
 
 class StopSignal:
@@ -61,7 +75,9 @@ class StopSignal:
     def __init__(self, attempt_folder: Path) -> None:
         self._stop_file = attempt_folder / "stop"
         self._stopped: Stopped | None = None
+        self._told_at = 0.0
         self._grace_seconds = 0.0
+        self._bounds: Mapping[signal.Signals, float] = {}
 
     def install(self) -> None:
         """Takes the signals over."""
@@ -75,9 +91,16 @@ class StopSignal:
             signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
-    def finishing(self, grace_seconds: float) -> Iterator[None]:
-        """Inside this block whoever asks `failure` often enough is given time to end well."""
-        self._grace_seconds = grace_seconds
+    def finishing(
+        self, grace_seconds: float, bounds: Mapping[signal.Signals, float] | None = None
+    ) -> Iterator[None]:
+        """Inside this block whoever asks `failure` often enough is given time to end well.
+
+        Args:
+            grace_seconds: how much time.
+            bounds: see `cluster_bounds`.
+        """
+        self._grace_seconds, self._bounds = grace_seconds, bounds or {}
         try:
             yield
         finally:
@@ -102,13 +125,22 @@ class StopSignal:
         return self._stopped or error
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        first = self._stopped is None
         if self._stopped is None:
-            self._stopped = self._because(signal.Signals(number))
-        if first and self._grace_seconds and self._stopped.reason is not Reason.CANCELLED:
-            signal.setitimer(signal.ITIMER_REAL, self._grace_seconds)
+            self._stopped, self._told_at = self._because(signal.Signals(number)), time.monotonic()
+            bound = self._bounds.get(signal.Signals(number), math.inf)
+            grace = min(self._grace_seconds, bound)
+            if grace and self._stopped.reason is not Reason.CANCELLED:
+                signal.setitimer(signal.ITIMER_REAL, grace)
+                return
+        elif self._is_echo(signal.Signals(number)):
             return
         raise self._stopped
+
+    def _is_echo(self, number: signal.Signals) -> bool:
+        """Whether a later signal says nothing new."""
+        if number == signal.SIGALRM or time.monotonic() >= self._told_at + ECHO_SECONDS:
+            return False
+        return self._because(number).reason is not Reason.CANCELLED
 
     def _because(self, number: signal.Signals) -> Stopped:
         try:

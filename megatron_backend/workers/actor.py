@@ -20,6 +20,7 @@ from megatron_backend.signals import ignore_signals
 from megatron_backend.workers.connections import Connection, connections, hang_up
 from megatron_backend.workers.heartbeat import Beat, Heartbeat
 from megatron_backend.workers.machine import Neighbourhood, Place, RankNetwork, threads
+from megatron_backend.workers.ray_session import here
 from service.spec import JobContext
 from service.spec.layout import Layout
 
@@ -79,7 +80,7 @@ class RankActor:
         return Place(
             address=ray.util.get_node_ip_address(),
             port=port,
-            node=ray.get_runtime_context().get_node_id(),
+            node=here(),
             pid=os.getpid(),
         )
 

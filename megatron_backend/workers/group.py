@@ -33,6 +33,7 @@ from megatron_backend.workers.heartbeat import Beat
 from megatron_backend.workers.killing import kill_on_node, kill_process
 from megatron_backend.workers.machine import Place
 from megatron_backend.workers.placement import Room
+from megatron_backend.workers.ray_session import here
 from service.spec import DeadlineSpec, JobContext
 from service.spec.layout import Layout
 
@@ -99,7 +100,7 @@ class WorkerGroup[W: Worker]:
         self._worker, self._gpu, self._deadlines = worker, gpu, deadlines
         self._processes = max(processes, layout.world_size)
         self._nodes = [""] * layout.world_size
-        self._here = ray.get_runtime_context().get_node_id()
+        self._here = here()
         self._unanswered: dict[ray.ObjectRef, int] = {}
         self._oom_kills = oom_kills()
         self._room = Room(layout, gpu=gpu, nodes=nodes, group=name)
@@ -156,6 +157,11 @@ class WorkerGroup[W: Worker]:
         answers = self._wait(pending, name)
         self.own_seconds = [seconds for _, seconds in answers]
         return [result for result, _ in answers]
+
+    @property
+    def nodes(self) -> Collection[str]:
+        """See `Room.nodes`."""
+        return self._room.nodes
 
     def refill_room(self) -> set[int]:
         """See `Room.refill`."""

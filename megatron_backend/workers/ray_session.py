@@ -110,6 +110,14 @@ def _start(options: dict[str, Any]) -> None:
             log.warning("Ray did not start, and is tried again: %s", error)
 
 
+def here() -> str:
+    """Ray's id of the node that this process is on."""
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
 def dead_processes() -> list[str]:
     """Which of its own Ray's processes have died; of another's Ray nothing is known."""
     from ray._private.worker import _global_node

@@ -1,6 +1,5 @@
 """Whole attempts of tiny jobs, with real Ray and real ranks: to the end, or killed on the way."""
 
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -179,7 +178,12 @@ def test_sigterm_and_kill_9_of_the_driver_leave_no_process(tmp_path: Path) -> No
     job = tiny_job.write_job(tmp_path / "stopped", training=endless)
     driver = tiny_job.start(job)
     tiny_job.wait_for(lambda: tiny_job.events(job, kind="metrics"))
-    os.killpg(driver.pid, signal.SIGTERM)  # as a cluster does: Ray's processes get it too
+    everything = tiny_job.processes(job)
+    assert {driver.pid, *(rank.pid for rank in tiny_job.rank_processes(job))} < {
+        process.pid for process in everything
+    }
+    for process in everything:  # as a cluster does: ranks and Ray's processes get it too
+        process.send_signal(signal.SIGTERM)
     assert driver.wait(60) == 1, tiny_job.log_text(job)
     outcome = tiny_job.outcome(job)
     assert outcome.reason is Reason.PREEMPTED

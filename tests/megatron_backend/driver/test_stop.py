@@ -10,7 +10,7 @@ import pytest
 
 from algorithms.errors import JobFailure
 from megatron_backend.driver.outcome import Stopped
-from megatron_backend.driver.stop import GRACE_VARIABLE, StopSignal, grace_seconds
+from megatron_backend.driver.stop import StopSignal, cluster_bounds
 from service.spec import Reason
 
 
@@ -72,7 +72,10 @@ def test_before_and_after_training_there_is_nothing_to_finish(stop: StopSignal) 
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_second_signal_ends_at_once(stop: StopSignal, second: signal.Signals) -> None:
+def test_a_second_signal_ends_at_once(
+    stop: StopSignal, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_backend.driver.stop.ECHO_SECONDS", 0.0)
     with stop.finishing(3600.0):
         send(signal.SIGUSR1)
         with pytest.raises(Stopped) as caught:
@@ -110,17 +113,43 @@ def test_what_ended_the_driver(stop: StopSignal) -> None:
     assert stop.cause(scorers) is inside_ray  # by the same signal
 
 
-def test_the_clusters_grace_bounds_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(GRACE_VARIABLE, raising=False)
-    assert grace_seconds(15.0) == 15.0
-    monkeypatch.setenv(GRACE_VARIABLE, "4.5")
-    assert grace_seconds(15.0) == 4.5
-    assert grace_seconds(2.0) == 2.0
+@pytest.mark.parametrize(
+    ("number", "variable"),
+    [(signal.SIGTERM, "PLANISH_GRACE_SECONDS"), (signal.SIGUSR1, "PLANISH_SIGNAL_SECONDS")],
+)
+def test_the_cluster_bounds_the_time_after_each_signal(
+    stop: StopSignal, number: signal.Signals, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for other in ("PLANISH_GRACE_SECONDS", "PLANISH_SIGNAL_SECONDS"):
+        monkeypatch.setenv(other, "3600")
+    monkeypatch.setenv(variable, "0.2")
+    with stop.finishing(3600.0, cluster_bounds()):
+        send(number)
+        with pytest.raises(Stopped, match=f"stopped by {number.name}"):
+            time.sleep(60)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "nan"])
-def test_a_grace_that_is_no_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GRACE_VARIABLE, text)
+def test_a_bound_that_is_no_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANISH_GRACE_SECONDS", text)
     with pytest.raises(JobFailure, match="must be a number of seconds") as caught:
-        grace_seconds(15.0)
+        cluster_bounds()
     assert caught.value.reason is Reason.LAUNCH_FAILED
+
+
+def test_one_telling_may_come_several_times(stop: StopSignal) -> None:
+    """SLURM signals every process of a step, and those that started the driver hand it on."""
+    with stop.finishing(3600.0):
+        for _ in range(3):
+            send(signal.SIGTERM)
+    failure = stop.failure()
+    assert failure is not None
+    assert failure.reason is Reason.PREEMPTED
+
+
+def test_a_users_cancel_is_never_an_echo(stop: StopSignal, tmp_path: Path) -> None:
+    with stop.finishing(3600.0):
+        send(signal.SIGTERM)
+        (tmp_path / "stop").write_text("CANCELLED\n")
+        with pytest.raises(Stopped):
+            send(signal.SIGTERM)
