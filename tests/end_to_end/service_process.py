@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -17,14 +18,16 @@ READY_SECONDS = 120.0
 class ServiceProcess:
     """`planish serve` over one data folder, always at the same address."""
 
-    def __init__(self, folder: Path, *, port: int, model_root: Path) -> None:
+    def __init__(
+        self, folder: Path, *, port: int, model_root: Path, options: Sequence[str] = ()
+    ) -> None:
         self.data_dir = folder / "data"
         self.url = f"http://127.0.0.1:{port}"
         self.key = "planish_" + secrets.token_urlsafe(32)
         self._log = folder / "service.log"
         planish = str(Path(sys.executable).with_name("planish"))
         self._command = [planish, "serve", "--data-dir", str(self.data_dir), "--port", str(port)]
-        self._command += ["--model-root", str(model_root), "--no-save-connection"]
+        self._command += ["--model-root", str(model_root), "--no-save-connection", *options]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

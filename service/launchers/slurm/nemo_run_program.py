@@ -7,6 +7,7 @@ It runs in NeMo-Run's environment, so it imports nothing of ours. Whatever NeMo-
 libraries print goes to stderr; stdout is kept for answers.
 """
 
+import importlib
 import io
 import json
 import os
@@ -48,11 +49,11 @@ def connect(wanted: dict[str, Any]) -> Any:
     """A tunnel of NeMo-Run, connected."""
     # It keeps files of its own under this folder.
     os.environ.setdefault("NEMORUN_HOME", tempfile.mkdtemp(prefix="nemo-run-"))
-    from nemo_run.core.tunnel.client import LocalTunnel, SSHTunnel
+    client = importlib.import_module("nemo_run.core.tunnel.client")
 
     if wanted["type"] == "local":
-        return LocalTunnel(job_dir=os.environ["NEMORUN_HOME"])
-    tunnel = SSHTunnel(
+        return client.LocalTunnel(job_dir=os.environ["NEMORUN_HOME"])
+    tunnel = client.SSHTunnel(
         host=wanted["host"],
         user=wanted["user"],
         port=wanted["port"],

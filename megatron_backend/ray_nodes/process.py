@@ -1,0 +1,118 @@
+"""Ray's processes on one machine, and what they are started with."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""What tells a job to end."""
+_STARTED = b"Ray runtime started"
+
+
+class StepFailed(Exception):
+    """The machines could not be brought together; the message says what failed, and where."""
+
+
+class RayProcess:
+    """`ray start --block` and all that comes out of it, on this machine.
+
+    Args:
+        arguments: of `ray start`, beside those that all have.
+        address: of this machine, as the others reach it.
+        log: file for its output.
+        token: without it nobody can use this Ray.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, address: str, log: Path, token: str) -> None:
+        self._log = log
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+            f"--node-ip-address={address}",
+            f"--num-cpus={os.environ.get('SLURM_CPUS_ON_NODE') or len(os.sched_getaffinity(0))}",
+            f"--num-gpus={os.environ.get('SLURM_GPUS_ON_NODE') or 0}",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            # Free ports, since another job's Ray may be on this machine.
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--dashboard-agent-listen-port=0",
+            "--include-log-monitor=false",
+            "--disable-usage-stats",
+            *arguments,
+        ]
+        with log.open("ab") as output, _blocked():
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=ray_environment(token),
+                start_new_session=True,
+            )
+
+    def started(self) -> bool:
+        """Whether it is up.
+
+        Raises:
+            StepFailed: it has ended.
+        """
+        self.check()
+        return _STARTED in self._log.read_bytes()
+
+    def check(self) -> None:
+        """Raises StepFailed where a process of it has ended, which ends the others too."""
+        code = self._process.poll()
+        if code is not None:
+            words = self._log.read_text(errors="replace")[-2000:]
+            raise StepFailed(f"Ray has ended on {machine()} (code {code}):\n{words}")
+
+    def kill(self) -> None:
+        """Ends all of it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def ray_environment(token: str) -> dict[str, str]:
+    """What Ray's processes, the ranks and the driver have in their environment."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token,
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray gives its workers the lowest priority but few; here they are what it is for.
+        "RAY_worker_niceness": "0",
+    }
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """What is started inside this block never gets the signals that tell a job to end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def free_port() -> int:
+    """A port that is free just now."""
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def machine() -> str:
+    """This machine's name, as SLURM has it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def say(text: str) -> None:
+    """A line of the job's log."""
+    sys.stderr.write(f"planish: {text}\n")
+    sys.stderr.flush()
