@@ -1,0 +1,1 @@
+"""What is on each dashboard, and how Grafana reads it."""
