@@ -28,6 +28,12 @@ MARK = "PLANISH_TEST_RAY_NODE"
 SLOTS = 4
 """How many drivers run at once."""
 STATUS_SECONDS = 180
+AGENT_PORTS = (
+    "metrics-export-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+)
 PATIENT_RAY = Path(__file__).with_name("patient_ray.py")
 
 
@@ -47,6 +53,9 @@ class _Node:
         }
         environment.pop("RAY_ADDRESS", None)
         command = [sys.executable, str(PATIENT_RAY), "start", "--num-gpus=0"]
+        # Where a port is not given, a raylet waits 15 seconds for its agent to choose one, and
+        # dies; on a busy machine an agent takes longer.
+        command += [f"--{name}={_free_port()}" for name in AGENT_PORTS]
         done = subprocess.run(
             [*command, "--object-store-memory=80000000", "--disable-usage-stats", *options],
             env=environment,
