@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,9 @@ def row(index: int) -> dict[str, Any]:
     }
 
 
-def start(folder: Path, attempt: int = 1) -> subprocess.Popen[str]:
+def start(
+    folder: Path, attempt: int = 1, *, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """The driver, in a session of its own, with its output in the attempt's log."""
     log = folder / "attempts" / str(attempt) / "log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +111,9 @@ def start(folder: Path, attempt: int = 1) -> subprocess.Popen[str]:
             stdout=output,
             stderr=output,
             # Ray's titles must not be written over the environment, by which `processes` looks.
-            env=os.environ | {"OMP_NUM_THREADS": "1", MARK: str(folder), "SPT_NOENV": "1"},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", MARK: str(folder), "SPT_NOENV": "1"}
+            | dict(environment or {}),
             start_new_session=True,
             text=True,
         )

@@ -14,12 +14,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # In a process of its own: Ray leaves threads and sockets open that pytest would complain about.
 SCRIPT = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from pathlib import Path
 from megatron_backend.workers.ray_session import ray_session, set_environment
 set_environment(4)
 from algorithms.batch import Normalizer
 from megatron_backend.driver.job import open_job
+from megatron_backend.workers.draining import told_of_draining
 from megatron_backend.workers.errors import NodeLost, RanksFailed
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
@@ -27,6 +28,14 @@ from service.spec import DeadlineSpec
 from tests.megatron_backend.workers.rows import batch
 job = open_job(Path(sys.argv[1]), 1)
 raylet = int(sys.argv[2])
+
+def drain(node):
+    from ray._private.worker import _global_node
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+    reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    ends = int(1000 * (time.time() + 600))
+    accepted, _ = _global_node.get_gcs_client().drain_node(node, reason, "test", ends, timeout=60)
+    assert accepted
 
 def tell(*words):
     print("=", *words)
@@ -73,6 +82,12 @@ with ray_session(4, gpus=0):
         print("seen after", round(time.monotonic() - began), "s:", failure, file=sys.stderr)
         tell("moved", len(recover(failure)))
     tell("same" if steps() == expected else "other")
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    with told_of_draining(lambda: group.nodes):
+        drain(group._nodes[2])
+        tell("told" if told.wait(60) else "not told")
+
     os.kill(int(sys.argv[3]), signal.SIGKILL)
     try:
         steps()
@@ -108,5 +123,6 @@ def test_a_layout_over_two_machines_of_which_one_dies(tmp_path: Path) -> None:
         "NodeLost",
         "moved 2",
         "same",
+        "told",
     ], result.stderr
     assert "is gone, and there was no other for 1 s" in lines[-1]
