@@ -41,6 +41,9 @@ options leave out: namespace, worker image and account, user, the jobs' volume, 
 {{- with $security.fsGroup }}
 {{- $_ := set $known "fs_group" . }}
 {{- end }}
+{{- if $values.metrics.podMonitor.enabled }}
+{{- $_ := set $known "metrics_port" $values.metrics.podMonitor.port }}
+{{- end }}
 {{- if $values.kueue.create }}
 {{- $_ := set $known "queue" $values.kueue.localQueue }}
 {{- end }}
