@@ -60,10 +60,13 @@ class Api:
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._opened: kubernetes.client.ApiClient | None = None
+        self._streams: set[urllib3.HTTPResponse] = set()
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Closes its connections; a stream that somebody reads ends."""
         with self._lock:
+            for stream in self._streams:
+                stream.shutdown()
             if self._opened is not None:
                 self._opened.rest_client.pool_manager.clear()
                 self._opened = None
@@ -169,9 +172,21 @@ class Api:
             )
             try:
                 _raise_for(response.status, response.data if response.status >= 300 else b"")
-                yield from map(_event, _lines(response))
+                with self._kept(response):
+                    yield from map(_event, _lines(response))
             finally:
                 response.close()
+
+    @contextmanager
+    def _kept(self, stream: urllib3.HTTPResponse) -> Iterator[None]:
+        """Inside the block `close` ends the stream."""
+        with self._lock:
+            self._streams.add(stream)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
 
     def _list_rayjobs(self, **options: Any) -> Any:
         return self._custom().list_namespaced_custom_object(

@@ -73,8 +73,13 @@ class Watch:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ends it. Its thread may still wait for the end of its stream, and then ends too."""
+        """Ends it: at once where the `Api` is closed next, or at the end of its stream."""
         self._stopping.set()
+
+    def join(self, seconds: float) -> None:
+        """Waits for the end of its thread."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     @property
     def fresh(self) -> bool:
@@ -114,6 +119,8 @@ class Watch:
                 _log.info("the history of %s is gone; they are listed again", self._kind)
                 version = None
             except (LauncherUnavailable, Refused) as error:
+                if self._stopping.is_set():
+                    return
                 self._failures += 1
                 if not failed:
                     _log.warning("the watch of %s broke and is tried again: %s", self._kind, error)

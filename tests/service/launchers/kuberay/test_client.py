@@ -1,0 +1,91 @@
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from service.launchers import LauncherUnavailable
+from service.launchers.kuberay.client import Api, Refused
+from tests.service.launchers.kuberay.api_server import Answer, ApiServer, Asked, refusal, serving
+
+
+@contextmanager
+def api(folder: Path, answer: Answer, *, slow: float = 0.0) -> Iterator[tuple[Api, ApiServer]]:
+    def reply(_asked: Asked) -> Answer:
+        time.sleep(slow)
+        return answer
+
+    with serving(folder, reply) as server:
+        made = Api("ns", kubeconfig=str(server.kubeconfig), timeout_seconds=0.5)
+        try:
+            yield made, server
+        finally:
+            made.close()
+
+
+def test_a_rayjob_is_made_in_strict_mode(tmp_path: Path) -> None:
+    with api(tmp_path, Answer({"kind": "RayJob"}, status=201)) as (client, server):
+        assert client.create_rayjob({"kind": "RayJob"}) == {"kind": "RayJob"}
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("POST", "/apis/ray.io/v1/namespaces/ns/rayjobs")
+    assert asked.query == {"fieldValidation": "Strict"}
+    assert asked.body == {"kind": "RayJob"}
+
+
+def test_a_rayjob_goes_only_after_its_pods(tmp_path: Path) -> None:
+    with api(tmp_path, Answer({})) as (client, server):
+        client.delete_rayjob("x")
+        client.delete_pod("p", grace_seconds=1)
+    assert server.asked[0].query == {"propagationPolicy": "Foreground"}
+    assert server.asked[1].query == {"gracePeriodSeconds": "1"}
+
+
+def test_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+    with api(tmp_path, refusal(404, "not found")) as (client, _):
+        assert client.get_rayjob("x") is None
+        client.delete_rayjob("x")
+        client.delete_pod("p", grace_seconds=1)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
+def test_a_refusal_has_the_servers_words(tmp_path: Path, status: int) -> None:
+    with api(tmp_path, refusal(status, "exceeded quota")) as (client, _):
+        with pytest.raises(Refused, match="exceeded quota") as refused:
+            client.create_rayjob({})
+        assert refused.value.status == status
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 503])
+def test_a_server_that_is_not_well_says_nothing(tmp_path: Path, status: int) -> None:
+    with api(tmp_path, refusal(status, "later")) as (client, _):
+        with pytest.raises(LauncherUnavailable, match="later"):
+            client.create_rayjob({})
+        with pytest.raises(LauncherUnavailable, match="later"):
+            client.get_rayjob("x")
+
+
+def test_a_look_that_is_forbidden_says_nothing_either(tmp_path: Path) -> None:
+    with (
+        api(tmp_path, refusal(403, "rayjobs.ray.io is forbidden")) as (client, _),
+        pytest.raises(LauncherUnavailable, match="is forbidden"),
+    ):
+        client.get_rayjob("x")
+
+
+def test_every_call_has_a_time_limit(tmp_path: Path) -> None:
+    with api(tmp_path, Answer({}), slow=2.0) as (client, _):
+        begun = time.monotonic()
+        with pytest.raises(LauncherUnavailable, match="does not answer"):
+            client.get_rayjob("x")
+        assert time.monotonic() - begun < 1.9
+
+
+def test_a_server_that_is_away_and_a_config_that_is_missing_say_so(tmp_path: Path) -> None:
+    with api(tmp_path, Answer({})) as (client, server):
+        kubeconfig = server.kubeconfig
+    with pytest.raises(LauncherUnavailable, match="does not answer"):
+        client.get_rayjob("x")
+    kubeconfig.unlink()
+    with pytest.raises(LauncherUnavailable, match="no way to reach Kubernetes"):
+        Api("ns", kubeconfig=str(kubeconfig)).get_rayjob("x")

@@ -1,0 +1,146 @@
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.launchers.kuberay import watch
+from service.launchers.kuberay.client import Api
+from service.launchers.kuberay.watch import Watch
+from tests.service.launchers.kuberay.api_server import (
+    Answer,
+    ApiServer,
+    Asked,
+    listed,
+    refusal,
+    serving,
+    thing,
+)
+
+SECONDS = 20.0
+
+
+def event(kind: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {"type": kind, "object": found}
+
+
+def until(look: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class History:
+    """Answers lists and streams one after the other, and then with silence."""
+
+    def __init__(self, lists: list[Answer], streams: list[Answer]) -> None:
+        self.lists, self.streams = lists, streams
+        self.versions: list[str] = []
+
+    def __call__(self, asked: Asked) -> Answer:
+        if "watch" not in asked.query:
+            return self.lists.pop(0)
+        self.versions.append(asked.query["resourceVersion"])
+        assert asked.query["allowWatchBookmarks"].lower() == "true"
+        if self.streams:
+            return self.streams.pop(0)
+        time.sleep(0.05)  # an empty stream that the server ends
+        return Answer(events=[])
+
+
+@contextmanager
+def watching(folder: Path, history: History) -> Iterator[tuple[Watch, ApiServer]]:
+    with serving(folder, history) as server:
+        api = Api("ns", kubeconfig=str(server.kubeconfig), timeout_seconds=5)
+        made = Watch(api, "rayjobs", "a=b")
+        made.start()
+        try:
+            yield made, server
+        finally:
+            made.stop()
+            api.close()
+            made.join(SECONDS)
+
+
+def test_g29_a_history_that_is_gone_is_listed_again_and_nothing_is_missed(tmp_path: Path) -> None:
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+    history = History(
+        [listed(10, thing("a", 9), thing("old", 8)), listed(20, thing("a", 11), thing("c", 19))],
+        [
+            Answer(
+                events=[
+                    event("MODIFIED", thing("a", 11)),
+                    event("ADDED", thing("b", 12)),
+                    event("BOOKMARK", thing("", 13)),
+                    gone,
+                ]
+            ),
+            Answer(events=[event("DELETED", thing("a", 21))]),
+        ],
+    )
+    seen: list[str] = []
+    with watching(tmp_path, history) as (watched, _):
+        watched.on_change = lambda found: seen.append(found["metadata"]["name"])
+        until(lambda: watched.health.lists == 2 and watched.get("c") and not watched.get("a"))
+        assert watched.get("b") is None  # it went while nobody looked
+        assert watched.get("old") is None
+        assert watched.fresh
+        assert watched.health.failures == 0
+        until(lambda: len(history.versions) > 3)
+    assert history.versions[:3] == ["10", "20", "21"]
+    assert {"c", "a"} <= set(seen)
+
+
+def test_an_http_410_is_the_same(tmp_path: Path) -> None:
+    history = History([listed(1), listed(5, thing("a", 4))], [refusal(410, "Gone")])
+    with watching(tmp_path, history) as (watched, _):
+        until(lambda: watched.get("a"))
+        assert watched.health.lists == 2
+
+
+def test_a_stream_goes_on_from_the_last_bookmark(tmp_path: Path) -> None:
+    history = History([listed(1)], [Answer(events=[event("BOOKMARK", thing("", 7))])])
+    with watching(tmp_path, history) as (watched, _):
+        until(lambda: len(history.versions) > 2)
+        assert watched.health.lists == 1
+    assert history.versions[:3] == ["1", "7", "7"]
+
+
+def test_a_stream_that_breaks_is_taken_up_where_it_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_PAUSES", (0.01,))
+    history = History(
+        [listed(1)],
+        [
+            Answer(events=[event("ADDED", thing("a", 2))], cut=True),
+            refusal(503, "the server is starting"),
+            Answer(events=[event("ADDED", thing("b", 3))]),
+        ],
+    )
+    with watching(tmp_path, history) as (watched, _):
+        until(lambda: watched.get("b"))
+        assert watched.get("a") is not None
+        assert watched.health.failures >= 1
+        assert watched.health.lists == 1
+
+
+def test_what_was_heard_long_ago_is_not_fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watching(tmp_path, History([listed(1)], [])) as (watched, _):
+        until(lambda: watched.fresh)
+    monkeypatch.setattr(watch, "FRESH_SECONDS", 0.0)
+    assert not watched.fresh
+
+
+def test_objects_are_found_by_their_labels(tmp_path: Path) -> None:
+    one, other = thing("one", 1), thing("other", 1)
+    one["metadata"]["labels"] = {"job": "x", "attempt": "1"}
+    with watching(tmp_path, History([listed(1, one, other)], [])) as (watched, _):
+        until(lambda: watched.fresh)
+        assert watched.labelled({"job": "x"}) == [one]
+        assert watched.labelled({"job": "y"}) == []
