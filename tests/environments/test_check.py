@@ -1,5 +1,6 @@
 """The check of a job's environment, and the command line through which the service asks for it."""
 
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from environments import registry
+from environments.__main__ import _check_input as check_input
 from environments.__main__ import describe
 from environments.check import check
 from environments.config import InvalidConfig
@@ -65,11 +67,18 @@ def test_the_command_line_answers_with_paths() -> None:
     }
 
 
-@pytest.mark.parametrize("given", ["", "{", "[]", "3", "[" * 100_000])
-def test_the_command_line_takes_no_other_input(given: str) -> None:
-    code, answer, _ = run("check", given=given)
+def test_the_command_line_takes_no_other_input() -> None:
+    code, answer, _ = run("check", given="{")
     assert code == 1
     assert answer["errors"][0]["loc"] == []
+
+
+@pytest.mark.parametrize("given", ["", "{", "[]", "3", "[" * 100_000])
+def test_input_that_is_no_reference(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(given))
+    with pytest.raises(InvalidConfig) as raised:
+        check_input()
+    assert [problem.loc for problem in raised.value.problems] == [()]
 
 
 def test_the_command_line_describes() -> None:

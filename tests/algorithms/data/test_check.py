@@ -142,12 +142,6 @@ def test_as_a_process_it_writes_json_and_exits_by_what_it_found(
     assert [len(sequence) for sequence in report["sample"]] == [2, 2]
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    code, lines, errors = _run(str(tmp_path / "missing.jsonl"))
-    assert (code, lines) == (2, [])
-    assert "missing.jsonl cannot be read: No such file" in errors
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
