@@ -3,8 +3,8 @@
 #
 #   deploy/docker/build.sh service|worker [TAG] [-- OPTIONS OF THE BUILD COMMAND...]
 #
-#   deploy/docker/build.sh service registry.example.org/planish:0.1.0
-#   deploy/docker/build.sh service planish:slurm -- --build-arg DEBIAN_PACKAGES=openssh-client
+#   deploy/docker/build.sh service registry.example.org/planish-service:0.1.0
+#   deploy/docker/build.sh service planish-service:slurm -- --build-arg DEBIAN_PACKAGES=slurm-client
 #   BUILDER=podman CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt deploy/docker/build.sh worker
 #
 # BUILDER    docker, podman or buildah; by default the first of them that is installed.
@@ -23,7 +23,7 @@ usage() {
 image=${1:-}
 [ "$image" = service ] || [ "$image" = worker ] || usage
 shift
-case "$image" in service) tag=planish:latest ;; worker) tag=planish-worker:latest ;; esac
+case "$image" in service) tag=planish-service:latest ;; worker) tag=planish-worker:latest ;; esac
 if [ $# -gt 0 ] && [ "$1" != -- ]; then
     tag=$1
     shift

@@ -24,7 +24,7 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="Planish" \
       org.opencontainers.image.description="Control plane of a post-training service for LLMs" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Debian packages that a launcher calls: `openssh-client` for a SLURM login node over SSH.
+# Debian packages that a launcher calls, such as `slurm-client`.
 ARG DEBIAN_PACKAGES=""
 RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
         apt-get update \

@@ -47,7 +47,7 @@ _STORAGE_CONF = """
 [storage]
 driver = "overlay"
 graphroot = "{folder}/store"
-runroot = "{folder}/run"
+runroot = "{folder}/runroot"
 """
 
 
