@@ -7,7 +7,7 @@ step as there were before. So each step is told once, as if nothing had happened
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,23 @@ _OF_STEPS = frozenset({"metrics", "evaluation", "sample", "warning"})
 class SpoolRecorder:
     """Implements `algorithms.protocols.Recorder` for one attempt."""
 
-    def __init__(self, job_dir: Path, *, job_id: str, attempt: int) -> None:
+    def __init__(
+        self,
+        job_dir: Path,
+        *,
+        job_id: str,
+        attempt: int,
+        on_event: Callable[[WorkerEvent], None] = lambda _: None,
+    ) -> None:
+        """Opens the attempt's spool and begins to push.
+
+        Args:
+            job_dir: the job's folder.
+            job_id: of the job.
+            attempt: its number.
+            on_event: is told each event once it is spooled; it must return at once and not raise.
+        """
+        self._on_event = on_event
         folder = job_dir / "attempts" / str(attempt)
         self._spool = EventSpool(folder / "events.jsonl")
         self._pusher = Pusher(self._spool, job_dir=job_dir, job_id=job_id, attempt=attempt)
@@ -49,6 +65,7 @@ class SpoolRecorder:
             self._forget(step)
         event = self._spool.append(kind, data, step)
         self._pusher.wake()
+        self._on_event(event)
         log.log(*_line(event))
 
     def replay(self) -> None:

@@ -14,6 +14,7 @@ from megatron_backend.checkpoint.publish import Published
 from megatron_backend.driver.checkpoints import JobCheckpoints
 from megatron_backend.driver.export import export
 from megatron_backend.driver.job import Job, keep_model_files, open_job
+from megatron_backend.driver.metrics import JobMetrics, MetricsServer
 from megatron_backend.driver.outcome import Stopped, outcome_of, write_outcome
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.start import open_start
@@ -134,7 +135,11 @@ class _Ending:
 
 def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
     grace, bounds = job.context.spec.faults.grace_seconds, cluster_bounds()
-    recorder = SpoolRecorder(job.folder, job_id=job.context.job_id, attempt=job.attempt)
+    metrics = JobMetrics(job.context)
+    recorder = SpoolRecorder(
+        job.folder, job_id=job.context.job_id, attempt=job.attempt, on_event=metrics.take
+    )
+    server = MetricsServer(metrics)
     try:
         start = open_start(
             job, fence, lambda message: recorder.record("warning", {"message": message})
@@ -180,6 +185,7 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
             ranks.restarting(work)
     finally:
         recorder.close()
+        server.close()
 
 
 def _record_start(job: Job, newest: Published | None, recorder: SpoolRecorder) -> None:
