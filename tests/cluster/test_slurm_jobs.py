@@ -48,7 +48,6 @@ def service(slurm: Slurm, model_root: Path) -> Iterator[ServiceProcess]:
         "poll_seconds": 0.5,
         "nodes": 2,
         "gpus_per_node": 0,
-        # No machine of these tests reaches another but by the loopback interface's host.
         "env": {"OMP_NUM_THREADS": "1"},
     }
     clusters = folder / "clusters.yaml"
@@ -59,9 +58,11 @@ def service(slurm: Slurm, model_root: Path) -> Iterator[ServiceProcess]:
     running = ServiceProcess(
         folder, port=port, model_root=model_root, options=["--clusters", str(clusters)]
     )
-    running.start()
-    yield running
-    running.stop()
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -90,9 +90,12 @@ def parse_scontrol(text: str) -> SlurmJob:
 
 def _jobs(text: str, command: str) -> Sequence[Mapping[str, Any]]:
     try:
-        jobs = json.loads(text)["jobs"]
+        answer = json.loads(text)
+        jobs = answer["jobs"]
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableAnswer(f"{command} --json told {text[:500]!r}: {error}") from error
+    if answer.get("errors"):  # with an empty list of jobs, and in 22.05 with exit code 0
+        raise UnreadableAnswer(f"{command} --json: {json.dumps(answer['errors'])[:500]}")
     if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
         raise UnreadableAnswer(f"{command} --json told `jobs` as no list of jobs")
     return jobs

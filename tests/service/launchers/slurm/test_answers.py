@@ -126,6 +126,20 @@ def test_the_answer_of_a_real_22_05() -> None:
     assert all(job.name.startswith("planish-") for job in jobs)
 
 
+def test_an_answer_without_jobs_because_slurmctld_is_away_is_none() -> None:
+    """As 22.05 prints it, with exit code 0."""
+    errors = [
+        {
+            "description": "Failed while looking for jobs",
+            "error_number": -1,
+            "error": "Unspecified error",
+            "source": "slurm_load_jobs",
+        }
+    ]
+    with pytest.raises(UnreadableAnswer, match="Failed while looking for jobs"):
+        parse_squeue(json.dumps({"meta": {}, "errors": errors, "jobs": []}))
+
+
 def test_g05_accounting_tells_runs_in_order_and_no_steps() -> None:
     def run(state: object, start: object, **more: Any) -> dict[str, Any]:
         shown = {"job_id": 7, "name": "planish-job-a-1", "state": {"current": state}}
