@@ -28,7 +28,8 @@ from ray.exceptions import RayError, RayTaskError
 from megatron_backend.workers import connections
 from megatron_backend.workers.actor import WATCH, RankActor, Worker
 from megatron_backend.workers.deaths import death_of, is_network_error, oom_kills
-from megatron_backend.workers.errors import ConnectionLost, RanksFailed, RanksHung
+from megatron_backend.workers.errors import ConnectionLost, RanksFailed
+from megatron_backend.workers.hangs import BEAT_SECONDS, PHASE_OF, hang_of
 from megatron_backend.workers.heartbeat import Beat
 from megatron_backend.workers.killing import kill_on_node, kill_process
 from megatron_backend.workers.machine import Place
@@ -41,21 +42,8 @@ log = logging.getLogger(__name__)
 
 DEATH_NOTICE_SECONDS = 3.0
 """How long Ray may take to see that a process is gone."""
-BEAT_SECONDS = 5.0
-"""How long a rank may take to tell what it is doing."""
 LEAVE_SECONDS = 10.0
 """How long a rank may take to come out of a call that was cut short."""
-_PHASES = {
-    "setup": ("prepare", "setup", "setup_generation", "load_state", "shutdown"),
-    "step": (
-        *("train_step", "log_probs", "evaluate_loss", "tied_difference", "logits"),
-        *("train_critic", "values", "likeliest", "scores"),
-    ),
-    "generate": ("generate", "sync_weights"),
-    "save": ("begin_save", "save_again", "save_result", "export_hf", "check_export"),
-}
-PHASE_OF = {method: phase for phase, methods in _PHASES.items() for method in methods}
-"""The field of `faults.deadlines` that bounds each call."""
 
 
 class WorkerGroup[W: Worker]:
@@ -218,7 +206,8 @@ class WorkerGroup[W: Worker]:
             left = max(0.0, deadline - time.monotonic())
             done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
             if not done:
-                raise self._hung(sorted(pending.values()), method, limit)
+                silent = sorted(pending.values())
+                raise hang_of(silent, self._beats(silent), method, limit, group=self.name)
             rank = pending.pop(done[0])
             try:
                 results[rank] = ray.get(done[0])
@@ -254,23 +243,6 @@ class WorkerGroup[W: Worker]:
     def _death(self, rank: int, error: RayError) -> RanksFailed:
         oom_killed = self._nodes[rank] == self._here and oom_kills() > self._oom_kills
         return death_of(rank, error, oom_killed=oom_killed, group=self.name)
-
-    def _hung(self, silent: Sequence[int], method: str, limit: float) -> RanksHung:
-        """Which of the ranks that did not answer a call are the cause, and what they do."""
-        beats = self._beats(silent)
-        frozen = [rank for rank in silent if rank not in beats]
-        busy = [rank for rank in silent if rank in beats and not beats[rank].waiting]
-        lines = [
-            f"rank {rank} {beats.get(rank, f'did not answer for {BEAT_SECONDS:.0f} s')}"
-            for rank in silent
-        ]
-        return RanksHung(
-            frozen or busy or silent,
-            f"ranks {', '.join(map(str, silent))} did not answer {method} within {limit:g} s "
-            f"(`faults.deadlines.{PHASE_OF[method]}`; raise it where this is honest work): "
-            + "; ".join(lines),
-            group=self.name,
-        )
 
     def _beats(self, ranks: Sequence[int]) -> dict[int, Beat]:
         asked = {self._actors[rank].beat.remote(): rank for rank in ranks}

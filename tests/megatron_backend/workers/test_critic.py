@@ -13,7 +13,7 @@ from algorithms.batch import Batch, Normalizer
 from megatron_backend.checkpoint import contents
 from megatron_backend.models.tensors import RandomTensors
 from megatron_backend.training.shares import gather_rows
-from megatron_backend.workers.group import PHASE_OF
+from megatron_backend.workers.hangs import PHASE_OF
 from megatron_backend.workers.rank import RankWorker
 from service.spec import JobContext
 from service.spec.layout import Layout

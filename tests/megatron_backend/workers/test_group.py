@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megatron_backend.workers.frozen import FrozenRank, ScorerRank, TeacherRank
-from megatron_backend.workers.group import PHASE_OF
+from megatron_backend.workers.hangs import PHASE_OF
 from megatron_backend.workers.rank import RankWorker
 from service.spec import DeadlineSpec
 from tests.megatron_backend.driver import tiny_job
