@@ -88,11 +88,15 @@ class Attempt:
     def children(self, _: str) -> None:
         os.makedirs(f"{self.job_dir}/beats", exist_ok=True)
         beat = (
-            "import os, pathlib, sys, time\n"
-            "while True: (pathlib.Path(sys.argv[1]) / str(os.getpid())).touch(); time.sleep(0.1)"
+            "import os, sys, time\n"
+            "while True: open(f'{sys.argv[1]}/{os.getpid()}', 'w').close(); time.sleep(0.1)"
         )
         command = [sys.executable, "-I", "-S", "-c", beat, f"{self.job_dir}/beats"]
-        self.started.append(subprocess.Popen(command, start_new_session=True))
+        child = subprocess.Popen(command, start_new_session=True)
+        self.started.append(child)
+        while not os.path.exists(f"{self.job_dir}/beats/{child.pid}"):
+            time.sleep(0.05)
+        append(f"{self.job_dir}/children", f"{child.pid}\n")
 
     def ignore_term(self, _: str) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1):

@@ -84,7 +84,7 @@ class Service:
         def running() -> bool:
             found = self.store.jobs.get(job.id)
             assert not found.state.terminal, f"{found.reason}: {found.message}"
-            return found.state == "RUNNING" and bool(self.trial.starts(job.id))
+            return found.state == "RUNNING" and self.trial.working(job.id)
 
         wait_until(running, f"{job.id} runs", self.site.patience.start)
 

@@ -87,7 +87,8 @@ def test_a_job_whose_time_is_over_is_asked_to_end_and_not_tried_again(
     service.let_time_pass(job, minutes=61)
     ended = service.wait_ended(job)
     assert (ended.state, ended.reason) == (JobState.FAILED, Reason.TIMEOUT)
-    assert "asked to end by SIGTERM" in trial.log(job.id)
+    # By TERM, or by USR1 where the cluster takes TERM for something else.
+    assert any(line.startswith("asked to end by SIG") for line in trial.log(job.id))
     assert trial.starts(job.id) == ["1"]
 
 

@@ -95,6 +95,14 @@ class Trial:
         path = self.folder(job_id) / "starts"
         return path.read_text().split() if path.exists() else []
 
+    def working(self, job_id: str) -> bool:
+        """Whether a driver of the job got to work, and its children live."""
+        folder = self.folder(job_id)
+        told = (folder / "behave").read_text()
+        return bool(self.starts(job_id)) and (
+            "children" not in told or (folder / "children").exists()
+        )
+
     def log(self, job_id: str, attempt: int = 1) -> list[str]:
         """The lines of an attempt's log."""
         path = self.folder(job_id) / f"attempts/{attempt}/log"
@@ -112,7 +120,7 @@ class Trial:
         def running() -> bool:
             seen = launcher.poll(launcher_id)
             assert seen.phase is not Phase.EXITED, f"{seen}; its log: {self.log(job_id)}"
-            return seen.phase is Phase.RUNNING and bool(self.starts(job_id))
+            return seen.phase is Phase.RUNNING and self.working(job_id)
 
         wait_until(running, "the driver runs", patience)
 
