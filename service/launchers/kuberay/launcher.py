@@ -282,11 +282,19 @@ class KubeRayLauncher:
                 _bound(self._deaths)
 
     def _remember_eviction(self, found: Mapping[str, Any]) -> None:
-        """Keeps that a RayJob lost its pods to somebody else, before it gets others."""
+        """Keeps that a RayJob lost its pods to somebody else, before it gets others.
+
+        The operator suspends one that was made suspended in the same words; that had no driver.
+        """
         word = (found.get("status") or {}).get("jobDeploymentStatus") or ""
-        if STAGES.get(word) is Stage.SUSPENDING:
+        if STAGES.get(word) is not Stage.SUSPENDING:
+            return
+        metadata = found["metadata"]
+        job_id = (metadata.get("annotations") or {}).get(names.JOB_ANNOTATION)
+        attempt = metadata["labels"].get(names.ATTEMPT_LABEL, "")
+        if job_id and attempt.isdecimal() and self._record(job_id, int(attempt)).head():
             with self._lock:
-                self._evicted[found["metadata"]["uid"]] = None
+                self._evicted[metadata["uid"]] = None
                 _bound(self._evicted)
 
 

@@ -117,8 +117,11 @@ def _before_start(sight: Sight, rayjob: Mapping[str, Any], status: RayJobStatus)
 
 
 def _starting_since(rayjob: Mapping[str, Any], status: RayJobStatus) -> float | None:
-    """When its start began, in seconds since the epoch; null where it waits to be admitted."""
-    if status.started_at is not None:
+    """When its start began, in seconds since the epoch; null where it waits to be admitted.
+
+    A RayJob that was suspended and is just admitted is new again, and has an earlier start's time.
+    """
+    if status.started_at is not None and status.stage is not Stage.NEW:
         return _seconds(status.started_at)
     if KUEUE_QUEUE_LABEL in (rayjob["metadata"].get("labels") or {}):
         return None

@@ -80,6 +80,7 @@ class Kubernetes:
         self.custom.patch_namespaced_custom_object(
             *KUEUE, self.namespace, "localqueues", QUEUE, {"spec": {"stopPolicy": policy}}
         )
+        wait_for(lambda: self._is_active() is (policy == "None"), f"the queue has policy {policy}")
 
     def set_active(self, rayjob: str, active: bool) -> None:
         """Has Kueue evict a RayJob, or take it into its queue again."""
@@ -111,6 +112,13 @@ class Kubernetes:
     def lose(self, pod: str) -> None:
         """A pod's end without a word to it, as when its machine goes."""
         self.core.delete_namespaced_pod(pod, self.namespace, grace_period_seconds=0)
+
+    def _is_active(self) -> bool:
+        found: Any = self.custom.get_namespaced_custom_object(
+            *KUEUE, self.namespace, "localqueues", QUEUE
+        )
+        conditions = found.get("status", {}).get("conditions", [])
+        return any(each["type"] == "Active" and each["status"] == "True" for each in conditions)
 
     def _workload(self, rayjob: str) -> Mapping[str, Any] | None:
         listed: Any = self.custom.list_namespaced_custom_object(*KUEUE, self.namespace, "workloads")
@@ -234,7 +242,7 @@ def cluster_for(
                 "RAY_enable_worker_prestart": "0",
             },
             "shm_gib": 0.5,
-            "request_cpus": 0.1,
+            "request_cpus": 0.5,
             "request_memory_gib": 0.25,
             "queue": QUEUE,
             "poll_seconds": 0.2,

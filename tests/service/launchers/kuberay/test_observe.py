@@ -101,6 +101,8 @@ def test_the_time_in_a_queue_is_no_start() -> None:
     queued = rayjob("")
     queued["metadata"]["labels"] = {KUEUE_QUEUE_LABEL: "q"}
     assert not is_overdue(sight(queued, now=9e9))
+    queued["status"] = {"jobDeploymentStatus": "New", "startTime": STARTED}
+    assert not is_overdue(sight(queued, now=9e9))
     assert not is_overdue(sight(rayjob("Suspended", startTime=STARTED), now=9e9))
     assert is_overdue(sight(rayjob(""), now=9e9))
     assert not is_overdue(sight(rayjob("Running", startTime=STARTED), head="uid-head", now=9e9))
