@@ -32,6 +32,7 @@ SPARE_STOP_SECONDS = 120
 """How much longer than the job's own grace Ray lets a driver end: the service is to be first."""
 
 _SCRIPT = """\
+mkdir {attempts} {folder} 2>/dev/null
 test -d {folder} || exit {no_folder}
 ln -s {driver} {taken} || exit {already}
 ( ( while kill -0 $$; do test ! -e {kill} || kill -9 -$$; sleep 1; done ) >/dev/null 2>&1 & )
@@ -81,6 +82,7 @@ def entrypoint(request: LaunchRequest, *, python: str) -> str:
     folder = request.job_dir / "attempts" / str(request.attempt)
     command = [python, "-m", "megatron_backend", str(request.job_dir)]
     return _SCRIPT.format(
+        attempts=shlex.quote(str(folder.parent)),
         folder=shlex.quote(str(folder)),
         driver=DRIVER,
         taken=shlex.quote(str(folder / TAKEN)),

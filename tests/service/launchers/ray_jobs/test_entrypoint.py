@@ -61,12 +61,12 @@ def test_g07_the_driver_gets_its_arguments_whatever_the_folder_is_called(
 ) -> None:
     request = new_request()
     request = with_folder(request, tmp_path / name / request.job_id)
-    folder = attempt_folder(request)
+    request.job_dir.mkdir(parents=True, exist_ok=True)
     assert start(request).wait(30) == 0
     assert (tmp_path / "arguments").read_text().splitlines() == [
         *("-m", "megatron_backend", str(request.job_dir), "--attempt", "1", "--log")
     ]
-    assert os.readlink(folder / "taken") == "driver"
+    assert os.readlink(request.job_dir / "attempts/1/taken") == "driver"
     assert not list(tmp_path.rglob("pwned"))
 
 
@@ -80,9 +80,10 @@ def test_who_comes_second_does_nothing(
 
 
 def test_a_machine_that_does_not_see_the_folder_is_told_apart(
-    new_request: Callable[[], LaunchRequest], start: Start
+    tmp_path: Path, new_request: Callable[[], LaunchRequest], start: Start
 ) -> None:
-    assert start(new_request()).wait(30) == EXIT_NO_FOLDER
+    request = with_folder(new_request(), tmp_path / "not mounted" / "job")
+    assert start(request).wait(30) == EXIT_NO_FOLDER
 
 
 def test_the_watch_kills_the_group_and_ends_with_it(
