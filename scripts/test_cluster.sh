@@ -36,7 +36,7 @@ finish() {
     for lane in "${lanes[@]}"; do kill -INT "-$lane" 2>/dev/null; done
     wait # pytest takes its own things down
     [ ! -d "$state/kube" ] || WIPE=1 "$shared/kube-down.sh" "$state/kube"
-    [ ! -d "$state/containers/overlay" ] || umount -l "$state/containers/overlay" 2>/dev/null
+    [ ! -d "$state/images/store/overlay" ] || umount -l "$state/images/store/overlay" 2>/dev/null
     rm -rf "$state"
 }
 trap 'finish; exit 130' INT TERM
@@ -61,35 +61,17 @@ part() {
     say "$name: code $code after $((SECONDS - started)) s"
 }
 
-# The base image, made once per version of the script that makes it.
+# The base image of all others, made once per version of the script that makes it.
 base_image() {
-    local made=$cache/base-$(cksum <"$shared/base-image.sh" | cut -d' ' -f1).tar
+    [ -x "$shared/base-image.sh" ] && [ "$(id -u)" = 0 ] || return
+    local made
+    made=$cache/base-$(cksum <"$shared/base-image.sh" | cut -d' ' -f1).tar
     if [ ! -s "$made" ]; then
         say "making the base image, which takes a minute"
-        "$shared/base-image.sh" "$made.part.tar" && mv "$made.part.tar" "$made" || return
+        "$shared/base-image.sh" "$cache/new.tar" >&2 && mv "$cache/new.tar" "$made" || return
     fi
-    realpath "$made"
-}
-
-# The control plane's image, as an archive for the node, built as a user does.
-service_image() {
-    local base=$1 storage=$state/containers ca=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
-    mkdir -p "$storage"
-    printf '[storage]\ndriver="overlay"\ngraphroot="%s"\nrunroot="%s"\n' \
-        "$storage" "$storage/run" >"$storage/storage.conf"
-    export CONTAINERS_STORAGE_CONF=$storage/storage.conf
-    say "building the control plane's image"
-    {
-        buildah pull "docker-archive:$base" &&
-            BUILDER=buildah BASE=localhost/python:3.12-slim CA_BUNDLE=$ca \
-                deploy/docker/build.sh service localhost/planish:test -- \
-                --runtime runc --network host --volume "$ca:/etc/ssl/certs/ca-certificates.crt:ro" &&
-            buildah push localhost/planish:test \
-                "docker-archive:$state/service.tar:localhost/planish:test"
-    } >"$state/service-image.log" 2>&1 || {
-        tail -n 20 "$state/service-image.log" >&2
-        return 1
-    }
+    PLANISH_TEST_BASE=$(realpath "$made")
+    export PLANISH_TEST_BASE
 }
 
 kubernetes_up() {
@@ -97,18 +79,15 @@ kubernetes_up() {
         export KUBECONFIG=$PLANISH_TEST_KUBECONFIG
         return
     fi
+    unset KUBECONFIG # somebody's cluster is not for tests unless they say so
     [ -x "$shared/kube-up.sh" ] || { say "no $shared/kube-up.sh: no Kubernetes"; return; }
     [ "$(id -u)" = 0 ] || { say "not root: no Kubernetes"; return; }
     if [ -e /run/netns/planish ]; then
         say "a Kubernetes of kube-up.sh is up here already; name it in PLANISH_TEST_KUBECONFIG"
         return 1
     fi
-    local images
-    images=$(base_image) || return
-    if wants helm; then
-        service_image "$images" && images+=" $state/service.tar"
-    fi
-    KUEUE=1 OPERATOR=1 IMAGES=$images "$shared/kube-up.sh" "$state/kube" >"$state/kube.log" 2>&1 || {
+    KUEUE=1 OPERATOR=1 IMAGES=${PLANISH_TEST_BASE:-} \
+        "$shared/kube-up.sh" "$state/kube" >"$state/kube.log" 2>&1 || {
         tail -n 20 "$state/kube.log" >&2
         return 1
     }
@@ -117,22 +96,39 @@ kubernetes_up() {
 
 lane_kubernetes() {
     wants kube || wants helm || return 0
-    kubernetes_up || { for name in kube helm; do echo 1 >"$state/$name.code"; done; return; }
-    ! wants kube || part kube tests/cluster/conformance tests/cluster/test_kuberay_jobs.py -- -k kuberay
-    ! wants helm || part helm tests/cluster/helm
+    kubernetes_up || {
+        for name in kube helm; do ! wants "$name" || echo 1 >"$state/$name.code"; done
+        return
+    }
+    ! wants kube ||
+        part kube tests/cluster/conformance tests/cluster/test_kuberay_jobs.py -- -k kuberay
+    wants helm || return 0
+    until [ -e "$state/images-done" ]; do sleep 1; done
+    [ ! -S "$state/kube/c.sock" ] || [ ! -s "$PLANISH_TEST_IMAGES/planish-service.tar" ] ||
+        ctr -a "$state/kube/c.sock" -n k8s.io images import \
+            "$PLANISH_TEST_IMAGES/planish-service.tar" >"$state/import.log" 2>&1
+    part helm tests/cluster/helm
 }
 
 lane_others() {
-    ! wants slurm || part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py -- -k slurm
+    if wants image; then
+        part image tests/cluster/image
+    elif wants helm; then # which installs the control plane's image
+        part image tests/cluster/image/test_service_image.py
+    fi
+    touch "$state/images-done"
+    ! wants slurm ||
+        part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py -- -k slurm
     ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
     ! wants prometheus || part prometheus tests/cluster/prometheus
-    ! wants image || part image tests/cluster/image
 }
 
 # Each lane leads a process group, by which `finish` ends it.
 set -m
 options=("$@")
 scripts/cluster_packages.sh "${parts[@]}"
+export PLANISH_TEST_IMAGES=$state/images
+! { wants kube || wants helm || wants image; } || base_image
 for lane in lane_kubernetes lane_others; do
     "$lane" &
     lanes+=("$!")
@@ -140,7 +136,7 @@ done
 wait "${lanes[@]}"
 
 failed=()
-for name in "${parts[@]}"; do
+for name in "${all[@]}"; do
     [ -e "$state/$name.code" ] || continue
     if [ "$(cat "$state/$name.code")" = 0 ]; then
         printf '== %s\n' "$name"

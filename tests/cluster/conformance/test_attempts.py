@@ -85,7 +85,7 @@ def test_while_a_cluster_is_away_nothing_is_concluded(
 def test_g31_a_cancelled_driver_may_say_how_it_ended_and_nothing_of_it_is_left(
     trial: Trial, launcher: Launcher
 ) -> None:
-    request = trial.job("children", "slow-term=1", "wait")
+    request = trial.job("children", "slow-term=5", "wait")
     job_id, name = request.job_id, trial.submit(launcher, request)
     trial.wait_started(launcher, name, job_id)
     folder = JobFolder(request.job_dir).attempt(1)
