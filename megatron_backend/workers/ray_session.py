@@ -17,7 +17,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -29,6 +29,8 @@ from megatron_backend.workers.errors import RayUnavailable
 log = logging.getLogger(__name__)
 
 START_TRIES = 3
+START_SECONDS = 120
+"""How long Ray's own processes may take to find each other; a busy machine needs more than 30."""
 RECONNECT_SECONDS = 20
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches and answers pass through it; Ray's default would take a third of the memory."""
@@ -51,6 +53,7 @@ def set_environment(ranks: int) -> None:
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
+                "RAY_raylet_start_wait_time_s": str(START_SECONDS),
                 # Ray gives its workers the lowest priority but few; here they are what it is for.
                 "RAY_worker_niceness": "0",
             }
@@ -96,15 +99,17 @@ def ray_session(ranks: int, *, gpus: int) -> Iterator[None]:
 
 
 def _start(options: dict[str, Any]) -> None:
-    """Starts Ray, which gives its own processes 30 s, whatever else the machine has to do."""
+    """Starts Ray, again where its processes were too slow to find each other."""
     import ray
 
+    others = set(_descendants(os.getpid()))
     for left in reversed(range(START_TRIES)):
         try:
             ray.init(**options)
             return
         except Exception as error:  # a bare Exception where it was too slow
             ray.shutdown()
+            _kill(set(_descendants(os.getpid())) - others)  # else it stays beside the next one
             if not left:
                 raise RayUnavailable(f"Ray did not start: {error}") from error
             log.warning("Ray did not start, and is tried again: %s", error)
@@ -159,9 +164,7 @@ def _end_at_once() -> None:
     def kill_all(*, check_alive: bool, **_: object) -> None:
         left = [child for raylet in raylets for child in _descendants(raylet.process.pid)]
         kill(check_alive=check_alive, allow_graceful=False)
-        for child in left:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+        _kill(left)
 
     node.kill_all_processes = kill_all
 
@@ -171,3 +174,9 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def _kill(processes: Collection[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import psutil
 
+from megatron_backend.workers.ray_session import START_SECONDS
+
 TRIES = 4
 OBJECT_STORE_BYTES = 100_000_000
 
@@ -40,6 +42,7 @@ class RayCluster:
             "RAY_AUTH_TOKEN": self._token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
+            "RAY_raylet_start_wait_time_s": str(START_SECONDS),
         }
         environment.pop("OMP_NUM_THREADS", None)
         self._process = subprocess.Popen(
@@ -80,7 +83,7 @@ class RayCluster:
 
 
 def _add(cluster: Any, cpus: int) -> Any:
-    """A node; Ray gives its own processes 30 s, whatever else the machine has to do."""
+    """A node, tried again where its processes were too slow to find each other."""
     left = TRIES
     while True:
         before = set(psutil.Process().children(recursive=True))

@@ -173,6 +173,23 @@ def test_service_goes_away_and_comes_back_under_another_port(job_dir: Path) -> N
     assert service.events == spooled(job_dir)
 
 
+def test_an_attempt_that_the_service_does_not_know_yet_waits_for_its_token(job_dir: Path) -> None:
+    """A cluster may start the next attempt by itself; the service opens it later."""
+    token = job_dir / "attempts" / "1" / "token"
+    token.unlink()
+    service = Service(job_dir)
+    with service.listening():
+        recorder = make(job_dir)
+        recorder.record("started", {"world_size": 1})
+        recorder.record("metrics", {"loss": 2.0}, step=1)
+        time.sleep(0.5)
+        assert service.posts == 0
+        token.write_text(TOKEN + "\n")
+        wait_until(lambda: service.numbers() == [1, 2])
+        recorder.close()
+    assert service.events == spooled(job_dir)
+
+
 def test_service_that_forgot_gets_old_events_again(job_dir: Path) -> None:
     service = Service(job_dir)
     with service.listening():
