@@ -108,12 +108,18 @@ def _before_start(sight: Sight, rayjob: Mapping[str, Any], status: RayJobStatus)
     if is_overdue(sight):
         return _exited(
             f"the driver did not start within {sight.startup_seconds:g} s: "
-            f"{hindrance or status.message or 'Kubernetes gives no reason'}",
+            f"{hindrance or status.message or _silence(status)}",
             Reason.LAUNCH_FAILED,
         )
     phase = Phase.RUNNING if status.stage is Stage.RUNNING else Phase.QUEUED
     word = status.stage.name.lower()
     return Observation(phase=phase, evidence=f"RayJob {word}; {hindrance}".removesuffix("; "))
+
+
+def _silence(status: RayJobStatus) -> str:
+    if status.stage is Stage.NEW:
+        return "the KubeRay operator has not looked at the RayJob; does it run?"
+    return "Kubernetes gives no reason"
 
 
 def _starting_since(rayjob: Mapping[str, Any], status: RayJobStatus) -> float | None:
