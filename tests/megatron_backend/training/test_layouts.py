@@ -23,6 +23,7 @@ from tests.megatron_backend.training.value_runs import PairsAndReturns
 GRPO = GrpoSpec(kl_coef=0.1, updates_per_rollout=2)
 PACKED = {"micro_batch_tokens": 24}
 PADDED = {"packing": False, "micro_batch_size": 2}
+# Two stages cut seven layers unevenly. To the other layouts each layer is the same work again.
 UNEVEN = {"num_hidden_layers": 7}
 CHUNKS = {"num_hidden_layers": 4}
 WIDE = {"vocab_size": 50_257, "num_hidden_layers": 2}
@@ -39,8 +40,15 @@ def cases(*names: str) -> list[Case]:
 CASES = {
     case.name: case
     for case in (
-        Case(name="packed", model="qwen2-tied", algorithm=SftSpec(), sizes=UNEVEN, options=PACKED),
-        Case(name="padded", model="qwen2-tied", algorithm=GRPO, sizes=UNEVEN, options=PADDED),
+        *(
+            Case(name=name, model="qwen2-tied", algorithm=algorithm, sizes=sizes, options=options)
+            for name, algorithm, sizes, options in (
+                ("packed", SftSpec(), {}, PACKED),
+                ("padded", GRPO, {}, PADDED),
+                ("uneven", SftSpec(), UNEVEN, PACKED),
+                ("uneven-padded", GRPO, UNEVEN, PADDED),
+            )
+        ),
         Case(name="untied", model="qwen3", algorithm=GRPO, options=PACKED),
         Case(name="wide", model="llama", algorithm=SftSpec(), sizes=WIDE, options=PACKED),
         Case(name="few-kv", model="qwen3", algorithm=SftSpec(), sizes=FEW_KV_HEADS, options=PACKED),
@@ -78,8 +86,10 @@ CASES = {
         *(
             Case(name=name, model=model, algorithm=PairsAndReturns(), head="value", **rest)
             for name, model, rest in (
-                ("values", "qwen2-tied", {"sizes": UNEVEN, "options": PACKED}),
-                ("values-padded", "qwen2-tied", {"sizes": UNEVEN, "options": PADDED}),
+                ("values", "qwen2-tied", {"options": PACKED}),
+                ("values-padded", "qwen2-tied", {"options": PADDED}),
+                ("values-uneven", "qwen2-tied", {"sizes": UNEVEN, "options": PACKED}),
+                ("values-uneven-padded", "qwen2-tied", {"sizes": UNEVEN, "options": PADDED}),
                 ("values-untied", "qwen3", {"options": PACKED}),
                 ("values-chunks", "llama3-tied", {"sizes": CHUNKS, "options": PACKED}),
                 ("values-experts", "qwen3_moe-normed", {"options": PACKED}),
@@ -89,11 +99,15 @@ CASES = {
 }
 
 VALUES = ["values", "values-padded", "values-untied"]
+UNEVEN_VALUES = ["values-uneven", "values-uneven-padded", "values-untied"]
 
 TWO_RANKS = [
     (Layout(tp=2), ["packed", "padded", "untied", "wide", "few-kv", *VALUES]),
-    (Layout(pp=2), ["packed", "padded", "untied", "experts", *VALUES, "values-experts"]),
-    (Layout(pp=2, pipeline_layers=(2, 5)), ["packed", "values"]),
+    (
+        Layout(pp=2),
+        ["uneven", "uneven-padded", "untied", "experts", *UNEVEN_VALUES, "values-experts"],
+    ),
+    (Layout(pp=2, pipeline_layers=(2, 5)), ["uneven", "values-uneven"]),
     (Layout(dp=2), ["packed", "padded", "experts", *VALUES]),
     (
         Layout(tp=2, sequence_parallel=True),
@@ -105,9 +119,9 @@ TWO_RANKS = [
     (Layout(cp=2, ep=2), ["experts"]),
 ]
 FOUR_RANKS = [
-    (Layout(tp=2, pp=2), ["packed", "padded", "values-padded"]),
+    (Layout(tp=2, pp=2), ["uneven", "uneven-padded", "values-uneven-padded"]),
     (Layout(tp=2, dp=2), ["packed", "padded"]),
-    (Layout(pp=2, dp=2), ["packed", "padded"]),
+    (Layout(pp=2, dp=2), ["uneven", "uneven-padded"]),
     (Layout(tp=4), ["kv-4"]),
     (Layout(tp=2, dp=2, ep=2, sequence_parallel=True), ["experts", "balanced"]),
     (Layout(pp=2, vpp=2, dp=2), ["chunks"]),
