@@ -1,5 +1,6 @@
 """What tests of several packages share."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,23 @@ from hypothesis import HealthCheck, settings
 # A busy machine makes any example slow; that is no fault of what is tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that the processes of a run end together.
+
+    Each process takes the next file when it is done with one. The last ones should be small: those
+    without a slow test and without ranks, and of them, those with few tests. The order is used with
+    `--no-loadscope-reorder`; xdist's own goes by the number of tests alone.
+    """
+    heavy = {
+        item.path
+        for item in items
+        if "megatron_backend" in item.path.parts
+        or any(item.get_closest_marker(name) for name in ("slow", "long"))
+    }
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in heavy, -tests[item.path], str(item.path)))
 
 
 @pytest.fixture(scope="session")
