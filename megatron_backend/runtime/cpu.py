@@ -177,6 +177,8 @@ def _replace_cuda() -> None:
             "stream": lambda _stream: contextlib.nullcontext(),
             "synchronize": _constant(None),
             "_lazy_init": _constant(None),
+            # Kept for the day that CUDA is there, each with a text of its whole stack: for ever.
+            "_lazy_call": _constant(None),
         },
     )
 

@@ -39,6 +39,21 @@ def test_it_does_nothing_where_cuda_is() -> None:
     assert run(_ELSEWHERE) == ""
 
 
+def fork_the_generator(_rank: int) -> int:
+    """How many calls wait for CUDA after a tensor-parallel rank has switched generators."""
+    import torch
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    before = len(torch.cuda._queued_calls)  # type: ignore[attr-defined]
+    with get_cuda_rng_tracker().fork():
+        pass
+    return len(torch.cuda._queued_calls) - before  # type: ignore[attr-defined]
+
+
+def test_nothing_waits_for_cuda(ranks: Ranks) -> None:
+    assert ranks.run(Layout(), fork_the_generator) == [0]
+
+
 def use_cuda_names(_rank: int) -> list[str]:
     """What Megatron does with CUDA, and where the tensors end up."""
     import torch
