@@ -78,7 +78,7 @@ def submit(client: Client, model_root: Path, rows: Path) -> Callable[[str], JobR
 
     def submitted(name: str) -> JobResource:
         parts: dict[str, Any] = {
-            "parallel": {"tp": 2},
+            "parallel": {"tp": 2, "dp": 2},
             "training": {"steps": STEPS, "global_batch_size": ROWS_A_STEP, "max_length": 64},
             "checkpoint": {"every_steps": SAVE_EVERY, "export": False},
             "resources": {

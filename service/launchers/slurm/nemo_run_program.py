@@ -8,9 +8,9 @@ libraries print goes to stderr; stdout is kept for answers.
 """
 
 import importlib
-import io
 import json
 import os
+import secrets
 import sys
 import tempfile
 from typing import Any
@@ -70,8 +70,23 @@ def connect(wanted: dict[str, Any]) -> Any:
 
 
 def run(tunnel: Any, command: str, text: str) -> dict[str, Any]:
-    """Runs a command to its end, with `text` as its input."""
-    ran = tunnel.run(command, hide=True, warn=True, in_stream=io.StringIO(text))
+    """Runs a command to its end, with `text` as its input.
+
+    The text goes as a file: the library behind these tunnels feeds an input sign by sign.
+    """
+    if not text:
+        return told(tunnel.run(f"{command} </dev/null", hide=True, warn=True, in_stream=False))
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="planish-") as here:
+        here.write(text)
+        here.flush()
+        there = f"/tmp/planish-{secrets.token_hex(16)}"
+        tunnel.put(here.name, there)
+    feeding = f"{command} <{there}; code=$?; rm -f {there}; exit $code"
+    return told(tunnel.run(feeding, hide=True, warn=True, in_stream=False))
+
+
+def told(ran: Any) -> dict[str, Any]:
+    """What a command said."""
     return {"code": ran.exited, "output": ran.stdout, "errors": ran.stderr}
 
 

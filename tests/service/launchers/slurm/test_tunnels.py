@@ -1,0 +1,174 @@
+"""Commands through each tunnel. NeMo-Run's need an environment with it, PLANISH_NEMO_RUN_PYTHON;
+the one over SSH also an sshd on this machine."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.launchers import LauncherUnavailable
+from service.launchers.slurm.config import NemoRunTunnelConfig, SshTunnelConfig
+from service.launchers.slurm.nemo_run import NemoRunTunnel
+from service.launchers.slurm.tunnel import LocalTunnel, Tunnel
+from tests.service.launchers.slurm.test_script import NASTY
+
+INTERPRETER = os.environ.get("PLANISH_NEMO_RUN_PYTHON", "")
+VARIABLES = {"SLURM_CONF": "/etc/slurm/a b.conf"}
+needs_nemo_run = pytest.mark.skipif(
+    not INTERPRETER,
+    reason="PLANISH_NEMO_RUN_PYTHON names no interpreter; scripts/nemo_run_env.sh makes one",
+)
+
+
+@pytest.fixture(scope="module")
+def login_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshTunnelConfig]:
+    """A real sshd on the loopback interface, which takes one key."""
+    sshd, keygen = shutil.which("sshd") or "/usr/sbin/sshd", shutil.which("ssh-keygen")
+    if not Path(sshd).exists() or keygen is None:
+        pytest.skip("no sshd here (Debian's openssh-server)")
+    folder = tmp_path_factory.mktemp("sshd")
+    for name in ("host", "user"):
+        subprocess.run([keygen, "-q", "-N", "", "-t", "ed25519", "-f", folder / name], check=True)
+    shutil.copy(folder / "user.pub", folder / "authorized")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it
+    options = {
+        "ListenAddress": "127.0.0.1",
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": folder / "authorized",
+        "PidFile": "none",
+        "Subsystem": "sftp internal-sftp",
+        "StrictModes": "no",
+        "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+    }
+    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    command = [sshd, "-D", "-e", "-f", "/dev/null", "-p", str(port), *given]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        _await_port(port)
+        yield SshTunnelConfig(
+            type="ssh",
+            host="127.0.0.1",
+            user="root",
+            port=port,
+            identity=str(folder / "user"),
+            nemo_run_python=INTERPRETER,
+        )
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _await_port(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert time.monotonic() < deadline, "sshd does not listen"
+        time.sleep(0.05)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "local",
+        pytest.param("nemo-run", marks=needs_nemo_run),
+        pytest.param(
+            "ssh",
+            marks=[needs_nemo_run, pytest.mark.skipif(os.geteuid() != 0, reason="sshd is root's")],
+        ),
+    ],
+)
+def tunnel(request: pytest.FixtureRequest) -> Iterator[Tunnel]:
+    """Each tunnel."""
+    opened: Tunnel
+    if request.param == "local":
+        opened = LocalTunnel(seconds=20, variables=VARIABLES)
+    elif request.param == "nemo-run":
+        config = NemoRunTunnelConfig(type="nemo_run", nemo_run_python=INTERPRETER)
+        opened = NemoRunTunnel(config, seconds=20, variables=VARIABLES)
+    else:
+        config = request.getfixturevalue("login_node")
+        opened = NemoRunTunnel(config, seconds=20, variables=VARIABLES)
+    yield opened
+    opened.close()
+
+
+def test_g07_words_arrive_as_words(tunnel: Tunnel, tmp_path: Path) -> None:
+    arguments = [word for word in [*NASTY, "two  blanks", "a\nb"] if "\0" not in word]
+    ran = tunnel.run(["/usr/bin/printf", "%s|", *arguments])
+    assert ran.code == 0, ran.errors
+    assert ran.output == "".join(f"{word}|" for word in arguments)
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_what_a_command_says_comes_back_apart(tunnel: Tunnel) -> None:
+    ran = tunnel.run(["/bin/sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (ran.code, ran.output, ran.errors) == (3, "out\n", "err\n")
+
+
+def test_a_script_arrives_whole_on_its_input(tunnel: Tunnel) -> None:
+    script = "#!/bin/bash\n" + "".join(f"# line {i} $(touch pwned) é\n" for i in range(500))
+    assert tunnel.run(["/bin/cat"], text=script).output == script
+
+
+def test_commands_see_their_variables_and_none_of_the_services(
+    tunnel: Tunnel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret123")
+    told = tunnel.run(["/usr/bin/env"]).output
+    assert f"SLURM_CONF={VARIABLES['SLURM_CONF']}\n" in told
+    assert "hf_secret123" not in told
+
+
+def test_a_command_that_takes_too_long_is_no_answer() -> None:
+    tunnel = LocalTunnel(seconds=0.2, variables={})
+    with pytest.raises(LauncherUnavailable, match=r"within 0\.2 s"):
+        tunnel.run(["/bin/sleep", "30"])
+    with pytest.raises(LauncherUnavailable, match="cannot be run"):
+        tunnel.run(["/no/such/program"])
+
+
+def test_an_interpreter_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
+    for python, complaint in ((str(tmp_path / "none"), "does not start"), ("/bin/true", "ended")):
+        config = NemoRunTunnelConfig(type="nemo_run", nemo_run_python=python)
+        tunnel = NemoRunTunnel(config, seconds=5, variables={})
+        with pytest.raises(LauncherUnavailable, match=complaint):
+            tunnel.run(["/bin/true"])
+        tunnel.close()
+
+
+@needs_nemo_run
+def test_a_silent_command_ends_the_tunnel_and_the_next_opens_another() -> None:
+    config = NemoRunTunnelConfig(type="nemo_run", nemo_run_python=INTERPRETER)
+    tunnel = NemoRunTunnel(config, seconds=3, variables={})
+    try:
+        assert tunnel.run(["/bin/echo", "one"]).output == "one\n"
+        with pytest.raises(LauncherUnavailable, match="within 3 s"):
+            tunnel.run(["/bin/sleep", "30"])
+        assert tunnel.run(["/bin/echo", "two"]).output == "two\n"
+    finally:
+        tunnel.close()
+
+
+@needs_nemo_run
+@pytest.mark.skipif(os.geteuid() != 0, reason="sshd is root's")
+def test_a_login_node_that_refuses_the_key_is_told_so(
+    login_node: SshTunnelConfig, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-N", "", "-t", "ed25519", "-f", other], check=True)
+    config = login_node.model_copy(update={"identity": str(other)})
+    tunnel = NemoRunTunnel(config, seconds=20, variables={})
+    with pytest.raises(LauncherUnavailable, match="no connection"):
+        tunnel.run(["/bin/true"])
+    tunnel.close()
