@@ -27,7 +27,8 @@ def options(folder: Path, kubeconfig: Path) -> dict[str, Any]:
     """
     site = cluster_for(folder, "unused", kubeconfig=kubeconfig, python=Path(sys.executable))
     made = site.model_dump(mode="json", exclude_unset=True, exclude=_NOT_HERE)
-    return {"type": "kuberay", **made, "volumes": _code(folder)}
+    # Enough not to starve beside the control plane on two busy cores.
+    return {"type": "kuberay", **made, "request_cpus": 0.5, "volumes": _code(folder)}
 
 
 def _code(folder: Path) -> list[dict[str, Any]]:
