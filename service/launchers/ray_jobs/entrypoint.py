@@ -9,9 +9,9 @@ makes it, to `nobody`, before it asks Ray for anything. Whoever comes second doe
 
 Ray asks a driver to end by TERM, and kills it after a time that it is told at the start
 (RAY_JOB_STOP_WAIT_TIME_S), too late for a grace that turned out shorter. For that the command
-leaves a watch behind: when the file `kill` is there, it kills the driver's process group. It is
-no child of the driver, whose children get Ray's TERM too. Ranks are Ray's own processes, and end
-when the driver's connection does.
+leaves a watch behind, which is no child of the driver, whose children get Ray's TERM too. When the
+file `kill` is there, or the driver has ended, it kills whatever came out of the driver, found by a
+mark in its environment. Ranks are Ray's own processes, and end with the driver's connection.
 """
 
 import math
@@ -31,12 +31,22 @@ EXIT_NO_FOLDER = 78
 SPARE_STOP_SECONDS = 120
 """How much longer than the job's own grace Ray lets a driver end: the service is to be first."""
 
+_MARK = "PLANISH_DRIVER"
+# SPT_NOENV: setproctitle, which Ray calls, otherwise writes titles over the mark.
 _SCRIPT = """\
 mkdir {attempts} {folder} 2>/dev/null
 test -d {folder} || exit {no_folder}
 ln -s {driver} {taken} || exit {already}
-( ( while kill -0 $$; do test ! -e {kill} || kill -9 -$$; sleep 1; done ) >/dev/null 2>&1 & )
-exec {command}"""
+watch() {{
+  while kill -0 $$ && test ! -e {kill}; do sleep 1; done
+  for e in $(grep -lzxF {mark} /proc/[0-9]*/environ); do
+    e=${{e%/environ}}
+    kill -9 "${{e#/proc/}}"
+  done
+  kill -9 -$$
+}}
+( watch >/dev/null 2>&1 & )
+exec env {mark} SPT_NOENV=1 {command}"""
 
 
 def submission(
@@ -68,7 +78,7 @@ def submission(
     }
     body: dict[str, Any] = {
         "submission_id": submission_id,
-        "entrypoint": entrypoint(request, python=python),
+        "entrypoint": entrypoint(request, submission_id, python=python),
         "runtime_env": {"env_vars": variables},
         "metadata": {"planish_job": request.job_id, "planish_attempt": str(request.attempt)},
     }
@@ -77,7 +87,7 @@ def submission(
     return body
 
 
-def entrypoint(request: LaunchRequest, *, python: str) -> str:
+def entrypoint(request: LaunchRequest, submission_id: str, *, python: str) -> str:
     """The command, for the shell that Ray gives it to."""
     folder = request.job_dir / "attempts" / str(request.attempt)
     command = [python, "-m", "megatron_backend", str(request.job_dir)]
@@ -85,6 +95,7 @@ def entrypoint(request: LaunchRequest, *, python: str) -> str:
         attempts=shlex.quote(str(folder.parent)),
         folder=shlex.quote(str(folder)),
         driver=DRIVER,
+        mark=shlex.quote(f"{_MARK}={submission_id}"),
         taken=shlex.quote(str(folder / TAKEN)),
         kill=shlex.quote(str(folder / KILL)),
         no_folder=EXIT_NO_FOLDER,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 SAY = """#!/bin/sh
 printf '%s\\n' "$@" > {out}
+setsid sleep {seconds} &
 exec sleep {seconds}
 """
 
@@ -31,7 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         python.write_text(SAY.format(out=tmp_path / "arguments", seconds=seconds))
         python.chmod(0o755)
         process = subprocess.Popen(
-            entrypoint(request, python=str(python)),
+            entrypoint(request, name(request), python=str(python)),
             shell=True,
             start_new_session=True,
             cwd=tmp_path,
@@ -86,26 +88,44 @@ def test_a_machine_that_does_not_see_the_folder_is_told_apart(
     assert start(request).wait(30) == EXIT_NO_FOLDER
 
 
-def test_the_watch_kills_the_group_and_ends_with_it(
-    new_request: Callable[[], LaunchRequest], start: Start
+@pytest.mark.parametrize("by", ["service", "itself"])
+def test_nothing_of_a_driver_outlives_it(
+    new_request: Callable[[], LaunchRequest], start: Start, by: str
 ) -> None:
     request = new_request()
     folder = attempt_folder(request)
     driver = start(request, seconds=600)
     deadline = time.monotonic() + 30
-    while not (folder / "taken").is_symlink():
-        assert time.monotonic() < deadline
+    while len(marked(request)) < 2:
+        assert time.monotonic() < deadline, "the driver's child does not live"
         time.sleep(0.01)
-    (folder / "kill").touch()
-    assert driver.wait(30) == -9
-    while members(driver.pid):
-        assert time.monotonic() < deadline, "the watch outlived the driver"
+    if by == "service":
+        (folder / "kill").touch()
+    else:
+        driver.terminate()
+    assert driver.wait(30) == (-9 if by == "service" else -15)
+    while marked(request) or members(driver.pid):
+        assert time.monotonic() < deadline, "a child or the watch outlived the driver"
         time.sleep(0.05)
 
 
+def name(request: LaunchRequest) -> str:
+    return f"planish-{request.job_id}-1"
+
+
+def marked(request: LaunchRequest) -> list[str]:
+    """The processes that came out of the driver."""
+    mark, found = f"PLANISH_DRIVER={name(request)}".encode(), []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in environ.read_bytes().split(b"\0"):
+                found.append(environ.parent.name)
+    return found
+
+
 def members(group: int) -> list[str]:
-    found = subprocess.run(["ps", "-o", "pgid=", "-A"], capture_output=True, text=True, check=True)
-    return [line for line in found.stdout.split() if line == str(group)]
+    listed = subprocess.run(["ps", "-o", "pgid=", "-A"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.split() if line == str(group)]
 
 
 def test_the_request_has_the_operators_variables_and_the_attempts_marks(
