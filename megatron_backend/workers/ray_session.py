@@ -29,8 +29,11 @@ from megatron_backend.workers.errors import RayUnavailable
 log = logging.getLogger(__name__)
 
 START_TRIES = 3
-START_SECONDS = 120
-"""How long Ray's own processes may take to find each other; a busy machine needs more than 30."""
+START_ENVIRONMENT = {
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_agent_register_timeout_ms": "120000",
+}
+"""Ray's processes may take so long to find each other; on a busy machine its own 30 s are short."""
 RECONNECT_SECONDS = 20
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches and answers pass through it; Ray's default would take a third of the memory."""
@@ -53,7 +56,7 @@ def set_environment(ranks: int) -> None:
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
-                "RAY_raylet_start_wait_time_s": str(START_SECONDS),
+                **START_ENVIRONMENT,
                 # Ray gives its workers the lowest priority but few; here they are what it is for.
                 "RAY_worker_niceness": "0",
             }

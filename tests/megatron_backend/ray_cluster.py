@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import psutil
 
-from megatron_backend.workers.ray_session import START_SECONDS
+from megatron_backend.workers.ray_session import START_ENVIRONMENT
 
 TRIES = 4
 OBJECT_STORE_BYTES = 100_000_000
@@ -42,7 +42,7 @@ class RayCluster:
             "RAY_AUTH_TOKEN": self._token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
-            "RAY_raylet_start_wait_time_s": str(START_SECONDS),
+            **START_ENVIRONMENT,
         }
         environment.pop("OMP_NUM_THREADS", None)
         self._process = subprocess.Popen(
@@ -52,12 +52,16 @@ class RayCluster:
             env=environment,
             text=True,
         )
-        self.environment = {
-            "RAY_ADDRESS": self._ask("start"),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self._token,
-        }
-        self.raylets = [self.add(cpus) for cpus in self._cpus]
+        try:
+            self.environment = {
+                "RAY_ADDRESS": self._ask("start"),
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": self._token,
+            }
+            self.raylets = [self.add(cpus) for cpus in self._cpus]
+        except BaseException:
+            self._process.communicate()
+            raise
         return self
 
     def __exit__(
@@ -66,7 +70,7 @@ class RayCluster:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        self._process.communicate()  # it sees the end of its input
+        self._process.communicate()  # it sees the end of its input, and ends
 
     def add(self, cpus: int) -> int:
         """Another node; the process id of its raylet."""
