@@ -10,7 +10,7 @@ import pytest
 from tests.megatron_backend.driver import tiny_job
 from tests.megatron_backend.ray_cluster import RayCluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 # In a process of its own: Ray leaves threads and sockets open that pytest would complain about.
 SCRIPT = """
