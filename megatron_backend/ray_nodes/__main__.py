@@ -22,7 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     task, tasks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return lead(folder, tasks, arguments) if task == 0 else follow(folder)
+        driver = [sys.executable, "-m", "megatron_backend", *arguments]
+        return lead(folder, tasks, driver) if task == 0 else follow(folder)
     except (StepFailed, OSError) as error:
         say(f"task {task} on {machine()}: {error}")
         return 1

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -65,7 +64,7 @@ def lead(folder: Path, tasks: int, driver: Sequence[str]) -> int:
     Args:
         folder: of the attempt.
         tasks: of the step, this one among them.
-        driver: arguments of `python -m megatron_backend`.
+        driver: the driver's command.
 
     Raises:
         StepFailed: the machines could not be brought together.
@@ -79,10 +78,7 @@ def lead(folder: Path, tasks: int, driver: Sequence[str]) -> int:
         Meeting(run=run_id(), host=host, port=port, token=token).write(meeting)
         head, address = start_head(host, token, stack)
         peers = Gathering(listener, tasks - 1, token, stack).wait(head, address, signals)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "megatron_backend", *driver],
-            env=ray_environment(token) | {"RAY_ADDRESS": address},
-        )
+        process = subprocess.Popen(driver, env=ray_environment(token) | {"RAY_ADDRESS": address})
         stack.callback(process.kill)
         return watch(process, head, peers, signals)
 

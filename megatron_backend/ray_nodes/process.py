@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+START_TRIES = 3
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What tells a job to end."""
@@ -45,29 +46,30 @@ class RayProcess:
             "--disable-usage-stats",
             *arguments,
         ]
-        with log.open("ab") as output, _blocked():
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=ray_environment(token),
-                start_new_session=True,
-            )
+        self._command, self._token = command, token
+        self._tries_left = START_TRIES
+        self._up = False
+        self._process = self._spawn()
 
     def started(self) -> bool:
-        """Whether it is up.
+        """Whether it is up. Where it ended before that, it is tried again: Ray gives its own
+        processes 30 s, whatever else the machine has to do.
 
         Raises:
-            StepFailed: it has ended.
+            StepFailed: it has ended once more.
         """
+        if not self._up and self._process.poll() is not None and self._tries_left:
+            say(f"Ray did not start on {machine()}, and is tried again")
+            self.kill()
+            self._process = self._spawn()
         self.check()
-        return _STARTED in self._log.read_bytes()
+        self._up = self._up or _STARTED in self._log.read_bytes()
+        return self._up
 
     def check(self) -> None:
         """Raises StepFailed where a process of it has ended, which ends the others too."""
         code = self._process.poll()
-        if code is not None:
+        if code is not None and (self._up or not self._tries_left):
             words = self._log.read_text(errors="replace")[-2000:]
             raise StepFailed(f"Ray has ended on {machine()} (code {code}):\n{words}")
 
@@ -76,6 +78,18 @@ class RayProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        self._tries_left -= 1
+        with self._log.open("wb") as output, _blocked():
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=ray_environment(self._token),
+                start_new_session=True,
+            )
 
 
 def ray_environment(token: str) -> dict[str, str]:

@@ -1,0 +1,254 @@
+"""Ray over the tasks of a step, which are processes of this machine here."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from megatron_backend.ray_nodes import lead as lead_module
+from megatron_backend.ray_nodes import meeting as meeting_module
+from megatron_backend.ray_nodes import process as process_module
+from megatron_backend.ray_nodes.lead import SAME_SIGNAL_SECONDS, Gathering, Signals
+from megatron_backend.ray_nodes.meeting import Meeting, Peer, own_address
+from megatron_backend.ray_nodes.process import RayProcess, StepFailed
+
+LEAD = """
+import sys
+from pathlib import Path
+from megatron_backend.ray_nodes.lead import lead
+sys.exit(lead(Path(sys.argv[1]), 2, [sys.executable, *sys.argv[2:]]))
+"""
+FOLLOW = """
+import sys
+from pathlib import Path
+from megatron_backend.ray_nodes.follow import follow
+sys.exit(follow(Path(sys.argv[1])))
+"""
+DRIVER = """
+import os, signal, sys, time
+from pathlib import Path
+import ray
+
+received = []
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda n, _: received.append(n))
+ray.init(address=os.environ["RAY_ADDRESS"], configure_logging=False)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda n, _: received.append(n))
+
+@ray.remote(num_cpus=2, scheduling_strategy="SPREAD")
+class Rank:
+    def look(self):
+        status = Path("/proc/self/status").read_text()
+        mask = int(status.split("SigBlk:")[1].split()[0], 16)
+        blocked = [n for n in (signal.SIGTERM, signal.SIGUSR1) if mask >> (n - 1) & 1]
+        return os.getpid(), ray.get_runtime_context().get_node_id(), len(blocked)
+
+ranks = [Rank.remote() for _ in range(2)]
+found = ray.get([rank.look.remote() for rank in ranks], timeout=300)
+assert len({node for _, node, _ in found}) == 2, found
+assert all(blocked == 2 for _, _, blocked in found), found
+Path(sys.argv[1], "ready").write_text(" ".join(str(pid) for pid, _, _ in found))
+deadline = time.monotonic() + 120
+while not received and time.monotonic() < deadline:
+    time.sleep(0.05)
+time.sleep(1)
+assert received == [signal.SIGUSR1], received
+ray.get([rank.look.remote() for rank in ranks], timeout=60)  # they live still
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a task."""
+    for name, value in (("SLURM_JOB_ID", "5"), ("SLURM_STEP_ID", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+
+
+def meeting_of(run: str) -> Meeting:
+    return Meeting(run=run, host="127.0.0.1", port=1, token="secret")
+
+
+@pytest.mark.usefixtures("step")
+def test_a_meeting_is_a_secret_and_of_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ray.json"
+    meeting_of("5.0.0").write(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Meeting.await_at(path) == meeting_of("5.0.0")
+    assert [p.name for p in tmp_path.iterdir()] == ["ray.json"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # what the first run left is not this one's
+    monkeypatch.setattr(meeting_module, "START_SECONDS", 0.3)
+    with pytest.raises(StepFailed, match="did not write"):
+        Meeting.await_at(path)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Peer, Peer]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield Peer(one), Peer(other)
+
+
+def test_peers_talk_in_whole_messages(pair: tuple[Peer, Peer]) -> None:
+    one, other = pair
+    assert other.hear(0.0) == {}
+    one.say(up=True)
+    one.say(lost="n2: gone")
+    assert other.hear(1.0) == {"up": True}
+    assert other.hear(1.0) == {"lost": "n2: gone"}
+    one.connection.sendall(b'{"half": ')
+    assert other.hear(0.1) == {}
+    one.connection.sendall(b"1}\n")
+    assert other.hear(1.0) == {"half": 1}
+    one.connection.close()
+    assert other.hear(1.0) is None
+    other.say(up=True)  # nobody is there; that is no error
+
+
+class StartedHead:
+    """Of `RayProcess`, what a gathering asks of the head."""
+
+    def started(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)}
+    yield Signals()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_only_who_knows_the_secret_is_gathered(signals: Signals) -> None:
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+
+        def come() -> None:
+            stranger, friend = (Peer(socket.create_connection(address)) for _ in range(2))
+            stranger.say(token="wrong")
+            stranger.say(up=True)
+            friend.say(token="secret")
+            told = None
+            while not told:
+                told = friend.hear(1.0)
+            friend.say(up=told["address"] == "10.0.0.1:5")
+            stack.callback(stranger.connection.close)
+            stack.callback(friend.connection.close)
+
+        visitor = threading.Thread(target=come)
+        visitor.start()
+        head: RayProcess = StartedHead()  # type: ignore[assignment]
+        gathered = Gathering(listener, 1, "secret", stack).wait(head, "10.0.0.1:5", signals)
+        visitor.join()
+        assert len(gathered) == 1
+
+
+def test_a_machine_that_goes_before_all_are_there_ends_the_step(signals: Signals) -> None:
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
+        visitor = Peer(socket.create_connection(listener.getsockname()))
+        visitor.say(token="secret")
+        visitor.say(lost="Ray has ended on n2 (code 1)")
+        head: RayProcess = StartedHead()  # type: ignore[assignment]
+        with pytest.raises(StepFailed, match="Ray has ended on n2"):
+            Gathering(listener, 2, "secret", stack).wait(head, "10.0.0.1:5", signals)
+        visitor.connection.close()
+
+
+def test_a_signal_that_is_repeated_at_once_is_one(
+    signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(lead_module.time, "monotonic", lambda: now)
+    for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    assert signals.take() == [signal.SIGUSR1, signal.SIGTERM]
+    now += SAME_SIGNAL_SECONDS
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signals.take() == [signal.SIGUSR1]
+    assert signals.take() == []
+
+
+@pytest.mark.slow
+def test_a_ray_that_does_not_start_is_told_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process_module, "START_TRIES", 2)
+    process = RayProcess(["--bad"], address=own_address(), log=tmp_path / "log", token="x")
+    with ExitStack() as stack:
+        stack.callback(process.kill)
+        with pytest.raises(StepFailed, match="--bad"):
+            _until_started(process)
+    assert capsys.readouterr().err.count("tried again") == 1
+
+
+def _until_started(process: RayProcess) -> None:
+    while not process.started():
+        time.sleep(0.1)
+
+
+class Step:
+    """Two tasks of one step, whose driver is `DRIVER`."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        (folder / "driver.py").write_text(DRIVER)
+        self.leader = self._start(0, LEAD, str(folder / "driver.py"), str(folder))
+        self.follower = self._start(1, FOLLOW)
+
+    def _start(self, task: int, code: str, *more: str) -> subprocess.Popen[bytes]:
+        variables = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "2"}
+        with (self.folder / f"task{task}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(self.folder), *more],
+                env={**os.environ, **variables, "SLURM_PROCID": str(task)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+    def wait_ready(self) -> list[int]:
+        """Pids of the ranks, one on each machine."""
+        deadline = time.monotonic() + 400
+        while not (self.folder / "ready").exists():
+            assert self.leader.poll() is None, self.logs()
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.1)
+        time.sleep(0.2)
+        return [int(pid) for pid in (self.folder / "ready").read_text().split()]
+
+    def logs(self) -> str:
+        return "\n".join((self.folder / f"task{n}.log").read_text() for n in (0, 1))
+
+
+@pytest.mark.long
+def test_two_machines_one_ray_and_an_end_that_ranks_outlive(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        step = Step(tmp_path, stack)
+        ranks = step.wait_ready()
+        assert stat.S_IMODE((tmp_path / "ray.json").stat().st_mode) == 0o600
+        for pid in ranks:  # SLURM signals every process of a step
+            os.kill(pid, signal.SIGTERM)
+        for task in (step.follower, step.leader, step.leader):
+            task.send_signal(signal.SIGUSR1)
+        assert step.leader.wait(timeout=120) == 7, step.logs()
+        assert step.follower.wait(timeout=60) == 0, step.logs()
+        assert not (tmp_path / "ray.json").exists()
+        for pid in ranks:
+            assert not Path(f"/proc/{pid}").exists()
