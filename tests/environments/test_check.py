@@ -31,7 +31,6 @@ def run(*arguments: str, given: str = "") -> tuple[int, Any, str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
     )
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 

@@ -213,4 +213,4 @@ if child:
 """
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     environment = {**os.environ, "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)

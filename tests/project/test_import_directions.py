@@ -55,9 +55,7 @@ def test_the_workers_know_of_the_service_only_its_spec(package: str) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("service.app", ["torch", "ray", "megatron", "algorithms", "environments"]),
         ("service.spec", ["torch", "ray", "sqlalchemy", "fastapi"]),
-        ("service.cli", ["torch", "ray", "megatron"]),
         ("environments", ["torch", "ray", "reasoning_gym"]),
         ("algorithms.loop", ["megatron", "ray"]),
     ],

@@ -10,9 +10,7 @@ HEAVY = ("torch", "ray", "megatron", "megatron_backend", "algorithms", "environm
 
 def loaded_by(statement: str) -> set[str]:
     code = f"{statement}; import sys; print(*sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
@@ -33,7 +31,5 @@ def test_the_contract_is_quick_to_import(module: str, seconds: float) -> None:
         f"import time; start = time.process_time(); import {module}; "
         "print(time.process_time() - start)"
     )
-    times = [
-        float(subprocess.check_output([sys.executable, "-c", code], timeout=120)) for _ in range(3)
-    ]
+    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3)]
     assert min(times) < seconds

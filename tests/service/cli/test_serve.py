@@ -47,7 +47,7 @@ class Served:
 
     def end(self, sig: signal.Signals) -> int:
         self.process.send_signal(sig)
-        rest, _ = self.process.communicate(timeout=120)
+        rest, _ = self.process.communicate(timeout=300)
         self.output += rest
         return self.process.returncode
 
@@ -114,7 +114,7 @@ def test_wrong_settings_end_with_a_reason_and_make_nothing(
     data_dir: Path, options: tuple[str, ...], key: str | None, says: list[str]
 ) -> None:
     served = Served(data_dir, *options, key=key)
-    output, _ = served.process.communicate(timeout=120)
+    output, _ = served.process.communicate(timeout=300)
     assert served.process.returncode == 2
     assert all(text in output for text in says), output
     assert "Traceback" not in output
@@ -142,7 +142,7 @@ def test_a_database_that_cannot_be_used_has_a_plain_message(
 
 def test_a_database_that_cannot_be_used_ends_the_service(data_dir: Path) -> None:
     served = Served(data_dir, "--database-url", "sqlite:////proc/planish.db")
-    output, _ = served.process.communicate(timeout=120)
+    output, _ = served.process.communicate(timeout=300)
     assert served.process.returncode == 2
     assert "the database cannot be used" in output
     assert "Traceback" not in output
