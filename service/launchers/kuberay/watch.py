@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 STREAM_SECONDS = 20
 """A stream's length; each new one shows that the server is there."""
 FRESH_SECONDS = 30.0
+_BETWEEN_STREAMS_SECONDS = 0.2
+"""A server that ends every stream at once is not asked more often than this."""
 _PAUSES = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -115,6 +117,7 @@ class Watch:
                     version = self._list()
                 version = self._follow(version)
                 failed = 0
+                self._stopping.wait(_BETWEEN_STREAMS_SECONDS)
             except Gone:
                 _log.info("the history of %s is gone; they are listed again", self._kind)
                 version = None

@@ -147,7 +147,7 @@ class KubeRaySite(Site):
     """Kubernetes, reached through a gate."""
 
     kind = "kuberay"
-    patience = Patience(start=240, end=120, again=240)
+    patience = Patience(start=420, end=180, again=420)
     memory_limit_gib = 2.0
 
     def __init__(self, folder: Path) -> None:
