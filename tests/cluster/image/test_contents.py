@@ -19,7 +19,8 @@ from tests.cluster.image.archive import Image
 from tests.cluster.image.conftest import BASE
 from tests.cluster.image.engine import CA_BUNDLE, ROOT, Engine
 
-pytestmark = pytest.mark.cluster
+# A build takes minutes on a busy machine.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 # What a package manager and `useradd` change; the rest of ours is below /opt/planish.
 SYSTEM = re.compile(

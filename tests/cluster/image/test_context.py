@@ -7,7 +7,8 @@ import pytest
 
 from tests.cluster.image.engine import ROOT, Engine
 
-pytestmark = pytest.mark.cluster
+# A build takes minutes on a busy machine.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 PACKAGES = ("algorithms", "environments", "megatron_backend", "service")
 OTHERS = {

@@ -14,7 +14,8 @@ import pytest
 from tests.cluster.image.engine import RESTRICTED, Container, Engine
 from tests.service.model_folders import write_model
 
-pytestmark = pytest.mark.cluster
+# A build takes minutes on a busy machine.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 USER = 10001
 KEY = "planish_" + "k" * 32
@@ -125,6 +126,7 @@ def test_it_ends_soon_though_somebody_watches(service: Container) -> None:
         stderr=subprocess.DEVNULL,
     )
     assert service.seconds_to_end(limit=20) < 5
+    service.engine.podman("wait", service.name)
     assert service.state("ExitCode") == "0"
     watching.wait(timeout=60)
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.cluster.image.engine import RESTRICTED, Container, Engine
 
-pytestmark = pytest.mark.cluster
+# A build takes minutes on a busy machine.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 MOUNTED = (*RESTRICTED, f"--volume={sysconfig.get_path('purelib')}:/opt/packages:ro")
 HEAD = (
@@ -80,6 +81,7 @@ def test_process_1_passes_signals_on(engine: Engine, worker_image: str) -> None:
     code = "import time; time.sleep(600)"
     with engine.container(worker_image, "python", "-c", code, options=RESTRICTED) as container:
         assert container.seconds_to_end(limit=20) < 5
+        engine.podman("wait", container.name)
         assert container.state("ExitCode") == "143"
 
 
