@@ -68,6 +68,13 @@ def launcher_for(kube: Kubernetes, folder: Path, **options: Any) -> KubeRayLaunc
     return config.open(Site(jobs_dir=folder / "jobs"))
 
 
+def launcher_of_failures(kube: Kubernetes, folder: Path, **options: Any) -> KubeRayLauncher:
+    """For attempts that never start, and so need no room."""
+    return launcher_for(
+        kube, folder, startup_seconds=STARTUP_SECONDS, queue=None, request_cpus=0.01, **options
+    )
+
+
 def example_documents() -> dict[str, dict[str, Any]]:
     """Every job document in the pages, by where it stands."""
     found = {}
@@ -164,7 +171,7 @@ def launch_failure(launcher: KubeRayLauncher, request: LaunchRequest) -> Observa
 def test_g09_what_cannot_start_ends_with_its_pods_reason(
     kube: Kubernetes, folder: Path, options: dict[str, Any], said: str
 ) -> None:
-    launcher = launcher_for(kube, folder, startup_seconds=STARTUP_SECONDS, queue=None, **options)
+    launcher = launcher_of_failures(kube, folder, **options)
     request = request_for(document(), folder)
     try:
         seen = launch_failure(launcher, unqueued(request))
@@ -177,7 +184,7 @@ def test_g09_what_cannot_start_ends_with_its_pods_reason(
 
 
 def test_g09_a_quota_that_is_used_up_is_told(kube: Kubernetes, folder: Path) -> None:
-    launcher = launcher_for(kube, folder, startup_seconds=STARTUP_SECONDS, queue=None)
+    launcher = launcher_of_failures(kube, folder)
     quota: Any = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     kube.core.create_namespaced_resource_quota(kube.namespace, quota)
     try:
@@ -191,9 +198,7 @@ def test_g09_a_quota_that_is_used_up_is_told(kube: Kubernetes, folder: Path) -> 
 
 def test_a_rayjob_that_the_operator_refuses_is_no_mystery(kube: Kubernetes, folder: Path) -> None:
     # The API server takes a class of priority that is not there; the pods' admission does not.
-    launcher = launcher_for(
-        kube, folder, startup_seconds=STARTUP_SECONDS, queue=None, priority_class="no-such"
-    )
+    launcher = launcher_of_failures(kube, folder, priority_class="no-such")
     try:
         seen = launch_failure(launcher, unqueued(request_for(document(), folder)))
     finally:

@@ -242,7 +242,7 @@ def cluster_for(
                 "RAY_enable_worker_prestart": "0",
             },
             "shm_gib": 0.5,
-            "request_cpus": 0.5,
+            "request_cpus": 0.2,
             "request_memory_gib": 0.25,
             "queue": QUEUE,
             "poll_seconds": 0.2,
