@@ -29,11 +29,9 @@ from megatron_backend.workers.errors import RayUnavailable
 log = logging.getLogger(__name__)
 
 START_TRIES = 3
-START_ENVIRONMENT = {
-    "RAY_raylet_start_wait_time_s": "120",
-    "RAY_agent_register_timeout_ms": "120000",
-}
-"""Ray's processes may take so long to find each other; on a busy machine its own 30 s are short."""
+START_ENVIRONMENT = {"RAY_raylet_start_wait_time_s": "120"}
+"""A node may take so long to register; on a busy machine Ray's own 30 s are short. (A raylet also
+gives up after 20 s without its agents, which no setting changes; hence the tries.)"""
 RECONNECT_SECONDS = 20
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Batches and answers pass through it; Ray's default would take a third of the memory."""
