@@ -2,7 +2,7 @@
 # Build it from the repository's root, see deploy/README.md.
 ARG BASE=python:3.12-slim
 
-FROM ${BASE} AS build
+FROM ${BASE} AS packages
 # A package that has no wheel is built here; the compiler stays behind in this stage.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
@@ -16,9 +16,14 @@ COPY deploy/docker/build.lock deploy/docker/service.lock ./
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca \
     /opt/planish/bin/pip install --require-hashes --requirement build.lock \
     && /opt/planish/bin/pip install --require-hashes --no-build-isolation --requirement service.lock
+
+# Planish itself is apart from its packages: a new version of it is a layer of three megabytes.
+FROM packages AS build
 COPY . source/
-RUN /opt/planish/bin/pip install --no-build-isolation --no-deps ./source \
-    && /opt/planish/bin/pip uninstall --yes setuptools pip
+RUN /opt/planish/bin/pip install --no-build-isolation --no-deps --prefix=/opt/code ./source
+
+FROM packages AS runtime
+RUN /opt/planish/bin/pip uninstall --yes setuptools pip
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Planish" \
@@ -35,7 +40,8 @@ RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
 RUN groupadd --gid 10001 planish \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin planish \
     && install --directory --owner 10001 --group 10001 --mode 0700 /data
-COPY --from=build /opt/planish /opt/planish
+COPY --from=runtime /opt/planish /opt/planish
+COPY --from=build /opt/code /opt/planish
 COPY deploy/docker/healthcheck.py /opt/planish/healthcheck.py
 # HOME: libraries keep caches there, and with a read-only root only /tmp and /data can be written to.
 ENV PATH="/opt/planish/bin:${PATH}" \
