@@ -58,15 +58,10 @@ class Kubernetes:
         ]
         flavor: dict[str, Any] = {"name": self.queue, "resources": resources}
         cover = {"coveredResources": ["cpu", "memory"], "flavors": [flavor]}
+        queue = {"namespaceSelector": {}, "resourceGroups": [cover]}
         self._make("ResourceFlavor", "resourceflavors", self.queue, {})
-        self._make(
-            "ClusterQueue",
-            "clusterqueues",
-            self.queue,
-            {"namespaceSelector": {}, "resourceGroups": [cover]},
-        )
-        local = self._kueue("LocalQueue", QUEUE, {"clusterQueue": self.queue})
-        self.custom.create_namespaced_custom_object(*KUEUE, self.namespace, "localqueues", local)
+        self._make("ClusterQueue", "clusterqueues", self.queue, queue)
+        self._make("LocalQueue", "localqueues", QUEUE, {"clusterQueue": self.queue})
 
     def down(self) -> None:
         """Leaves nothing behind."""
@@ -131,7 +126,22 @@ class Kubernetes:
         return any(n.metadata.name == self.namespace for n in self.core.list_namespace().items)
 
     def _make(self, kind: str, plural: str, name: str, spec: Mapping[str, Any]) -> None:
-        self.custom.create_cluster_custom_object(*KUEUE, plural, self._kueue(kind, name, spec))
+        """Makes an object of Kueue's, as soon as Kueue is well enough to look at it."""
+        body = self._kueue(kind, name, spec)
+
+        def made() -> bool:
+            try:
+                if kind == "LocalQueue":
+                    self.custom.create_namespaced_custom_object(
+                        *KUEUE, self.namespace, plural, body
+                    )
+                else:
+                    self.custom.create_cluster_custom_object(*KUEUE, plural, body)
+            except kubernetes.client.exceptions.ServiceException:
+                return False  # its webhook does not answer
+            return True
+
+        wait_for(made, f"Kueue takes a {kind}")
 
     @staticmethod
     def _kueue(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
