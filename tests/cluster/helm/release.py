@@ -96,6 +96,13 @@ class Release:
         names = {f"{each['kind']}/{each['metadata']['name']}" for each in found}
         return names - {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default"}
 
+    def wait_for(self, wanted: set[str], seconds: float = 60) -> None:
+        """Waits until these objects, each KIND/NAME, are there."""
+        deadline = time.monotonic() + seconds
+        while missing := wanted - self.left():
+            assert time.monotonic() < deadline, f"not made within {seconds:g} s: {missing}"
+            time.sleep(1)
+
     def left_after(self, seconds: float, expected: set[str]) -> set[str]:
         """`left`, asked again until it is as expected or the time is over."""
         deadline = time.monotonic() + seconds
