@@ -90,6 +90,8 @@ def start(side: Side, case: Path) -> Result:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(side.threads),
+        # A peer's torch is compiled once, and not anew by each process: that takes seconds.
+        "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
