@@ -33,8 +33,13 @@ mkdir -p "$cache"
 lanes=()
 finish() {
     trap - EXIT INT TERM
+    touch "$state/stopped"
     for lane in "${lanes[@]}"; do kill -INT "-$lane" 2>/dev/null; done
-    wait # pytest takes its own things down
+    for _ in $(seq 90); do # pytest takes its own things down
+        [ -n "$(jobs -rp)" ] || break
+        sleep 1
+    done
+    for lane in "${lanes[@]}"; do kill -KILL "-$lane" 2>/dev/null; done
     [ ! -d "$state/kube" ] || WIPE=1 "$shared/kube-down.sh" "$state/kube"
     [ ! -d "$state/images/store/overlay" ] || umount -l "$state/images/store/overlay" 2>/dev/null
     rm -rf "$state"
@@ -48,12 +53,18 @@ say() { printf 'test-cluster: %s\n' "$*" >&2; }
 part() {
     local name=$1 paths=() started=$SECONDS code
     shift
+    [ ! -e "$state/stopped" ] || return
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
         [ ! -e "$1" ] || paths+=("$1")
         shift
     done
-    [ "${#paths[@]}" -gt 0 ] || { say "$name: there are no tests"; return; }
-    .venv/bin/python -m pytest -m cluster --durations=15 -p no:cacheprovider "${paths[@]}" \
+    [ "${#paths[@]}" -gt 0 ] || {
+        say "$name: there are no tests"
+        echo 0 >"$state/$name.code"
+        return
+    }
+    # Somebody may have started all this with INT ignored; pytest takes its things down at INT.
+    env --default-signal=INT .venv/bin/python -m pytest -m cluster --durations=15 -p no:cacheprovider "${paths[@]}" \
         "${@:2}" "${options[@]}" >"$state/$name.log" 2>&1
     code=$?
     [ "$code" != 5 ] || code=0 # nothing was selected
@@ -63,15 +74,11 @@ part() {
 
 # The base image of all others, made once per version of the script that makes it.
 base_image() {
-    [ -x "$shared/base-image.sh" ] && [ "$(id -u)" = 0 ] || return
-    local made
-    made=$cache/base-$(cksum <"$shared/base-image.sh" | cut -d' ' -f1).tar
-    if [ ! -s "$made" ]; then
+    if [ ! -s "$PLANISH_TEST_BASE" ] && [ -x "$shared/base-image.sh" ] && [ "$(id -u)" = 0 ]; then
         say "making the base image, which takes a minute"
-        "$shared/base-image.sh" "$cache/new.tar" >&2 && mv "$cache/new.tar" "$made" || return
+        "$shared/base-image.sh" "$cache/new.tar" >&2 && mv "$cache/new.tar" "$PLANISH_TEST_BASE"
     fi
-    PLANISH_TEST_BASE=$(realpath "$made")
-    export PLANISH_TEST_BASE
+    touch "$state/base-done"
 }
 
 kubernetes_up() {
@@ -86,7 +93,7 @@ kubernetes_up() {
         say "a Kubernetes of kube-up.sh is up here already; name it in PLANISH_TEST_KUBECONFIG"
         return 1
     fi
-    KUEUE=1 OPERATOR=1 IMAGES=${PLANISH_TEST_BASE:-} \
+    KUEUE=1 OPERATOR=1 IMAGES=$PLANISH_TEST_BASE \
         "$shared/kube-up.sh" "$state/kube" >"$state/kube.log" 2>&1 || {
         tail -n 20 "$state/kube.log" >&2
         return 1
@@ -95,6 +102,7 @@ kubernetes_up() {
 }
 
 lane_kubernetes() {
+    ! { wants kube || wants helm || wants image; } || base_image
     wants kube || wants helm || return 0
     kubernetes_up || {
         for name in kube helm; do ! wants "$name" || echo 1 >"$state/$name.code"; done
@@ -111,14 +119,15 @@ lane_kubernetes() {
 }
 
 lane_others() {
+    ! wants slurm ||
+        part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py -- -k slurm
+    ! { wants image || wants helm; } || until [ -e "$state/base-done" ]; do sleep 1; done
     if wants image; then
         part image tests/cluster/image
     elif wants helm; then # which installs the control plane's image
         part image tests/cluster/image/test_service_image.py
     fi
     touch "$state/images-done"
-    ! wants slurm ||
-        part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py -- -k slurm
     ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
     ! wants prometheus || part prometheus tests/cluster/prometheus
 }
@@ -128,7 +137,8 @@ set -m
 options=("$@")
 scripts/cluster_packages.sh "${parts[@]}"
 export PLANISH_TEST_IMAGES=$state/images
-! { wants kube || wants helm || wants image; } || base_image
+made_by=$(cksum "$shared/base-image.sh" 2>/dev/null | cut -d' ' -f1)
+export PLANISH_TEST_BASE=$PWD/$cache/base-$made_by.tar
 for lane in lane_kubernetes lane_others; do
     "$lane" &
     lanes+=("$!")
@@ -137,10 +147,11 @@ wait "${lanes[@]}"
 
 failed=()
 for name in "${all[@]}"; do
-    [ -e "$state/$name.code" ] || continue
-    if [ "$(cat "$state/$name.code")" = 0 ]; then
+    wants "$name" || [ -e "$state/$name.code" ] || continue
+    # A part that has not said how it ended did not come that far.
+    if [ "$(cat "$state/$name.code" 2>/dev/null)" = 0 ]; then
         printf '== %s\n' "$name"
-        sed -n '/= slowest/,$p' "$state/$name.log"
+        [ ! -e "$state/$name.log" ] || sed -n '/= slowest/,$p' "$state/$name.log"
     else
         failed+=("$name")
     fi
