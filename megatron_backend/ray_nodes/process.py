@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-START_TRIES = 3
+START_TRIES = 5
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """What tells a job to end."""
