@@ -33,7 +33,7 @@ def site() -> Iterator[KubeRaySite]:
     with tempfile.TemporaryDirectory(prefix="planish-pods-") as path:
         Path(path).chmod(0o755)
         made = KubeRaySite(Path(path))
-        made.up()
+        made.kube.up(queued=False)
         yield made
         made.down()
 

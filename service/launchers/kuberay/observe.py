@@ -17,6 +17,8 @@ from service.launchers.kuberay.states import OVER, RayJobStatus, Stage
 from service.launchers.protocol import Observation, Phase
 from service.spec import Reason
 
+_CASCADE = "foregroundDeletion"
+"""The garbage collector's finalizer: on an object until all that belongs to it is gone."""
 _SUSPENDED = (Stage.SUSPENDING, Stage.SUSPENDED)
 
 
@@ -50,9 +52,22 @@ def observe(sight: Sight) -> Observation:
         LauncherUnavailable: KubeRay uses words that are not known.
     """
     status = None if sight.rayjob is None else RayJobStatus.of(sight.rayjob)
-    left = len(sight.pods) + (status is not None and status.stage not in OVER)
+    left = len(sight.pods) + _makes_pods(sight.rayjob, status)
     seen = sight.verdict or _observe(sight, status)
     return replace(seen, leftovers=left) if seen.phase is Phase.EXITED else seen
+
+
+def _makes_pods(rayjob: Mapping[str, Any] | None, status: RayJobStatus | None) -> bool:
+    """Whether more pods may come of the RayJob.
+
+    One whose deletion has ended everything below it may still be there: the operator takes its
+    finalizer off last, which waits for Kueue's webhook where that is away.
+    """
+    if rayjob is None or status is None:
+        return False
+    if is_going(rayjob):
+        return _CASCADE in (rayjob["metadata"].get("finalizers") or ())
+    return status.stage not in OVER
 
 
 def is_overdue(sight: Sight) -> bool:

@@ -49,9 +49,11 @@ class Kubernetes:
         self.namespace = f"planish-test-{secrets.token_hex(4)}"
         self.queue = self.namespace
 
-    def up(self) -> None:
+    def up(self, *, queued: bool = True) -> None:
         """Makes the namespace, and a queue of its own that leads to all that the cluster has."""
         self.core.create_namespace({"metadata": {"name": self.namespace}})
+        if not queued:
+            return
         resources = [
             {"name": "cpu", "nominalQuota": "64"},
             {"name": "memory", "nominalQuota": "256Gi"},
@@ -67,7 +69,8 @@ class Kubernetes:
         """Leaves nothing behind."""
         self.core.delete_namespace(self.namespace)
         for plural in ("clusterqueues", "resourceflavors"):
-            self.custom.delete_cluster_custom_object(*KUEUE, plural, self.queue)
+            with suppress(kubernetes.client.exceptions.NotFoundException):
+                self.custom.delete_cluster_custom_object(*KUEUE, plural, self.queue)
         wait_for(lambda: not self._has_namespace(), f"namespace {self.namespace} is gone")
 
     def hold(self, policy: str) -> None:
