@@ -51,7 +51,7 @@ class Programs:
 def _run(
     command: list[str], *, given: str | None = None, check: bool
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=700)
     if check and done.returncode:
         pytest.fail(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return done

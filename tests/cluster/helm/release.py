@@ -16,7 +16,7 @@ import yaml
 
 from tests.cluster.helm.conftest import Programs
 
-WAIT = ("--wait", "--timeout", "300s")
+WAIT = ("--wait", "--timeout", "600s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

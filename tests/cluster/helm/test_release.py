@@ -12,7 +12,7 @@ from tests.cluster.helm.conftest import CHART, Programs
 from tests.cluster.helm.postgres import postgres
 from tests.cluster.helm.release import WAIT, Release, upload
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 ROWS = [{"messages": [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]}]
 # Connects to nothing until a job comes.
