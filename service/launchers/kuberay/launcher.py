@@ -14,9 +14,7 @@ server itself is asked.
 """
 
 import logging
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -28,10 +26,10 @@ from service.launchers.kuberay import names
 from service.launchers.kuberay.client import CONFLICT, NOT_FOUND, Api, Refused
 from service.launchers.kuberay.config import KubeRayCluster
 from service.launchers.kuberay.manifest import as_yaml, rayjob
+from service.launchers.kuberay.memory import Memory
 from service.launchers.kuberay.observe import Sight, is_overdue, observe
-from service.launchers.kuberay.pod_reasons import death, is_going, is_head, name_of
+from service.launchers.kuberay.pod_reasons import is_going, name_of
 from service.launchers.kuberay.record import Record
-from service.launchers.kuberay.states import STAGES, Stage
 from service.launchers.kuberay.watch import Health, Watch
 from service.launchers.protocol import (
     LaunchError,
@@ -42,7 +40,7 @@ from service.launchers.protocol import (
     Submission,
     only_for,
 )
-from service.spec import JobSpec, Reason
+from service.spec import JobSpec
 from service.validation.problems import FieldProblem
 
 _log = logging.getLogger(__name__)
@@ -51,7 +49,6 @@ _KILL_SECONDS = 1
 """A pod's grace when it is killed. With 0 the server would forget it before its processes end."""
 _LOST_SECONDS = 60.0
 """A killed pod that is still there after this is on a node that is gone, and is forgotten."""
-_REMEMBERED = 1000
 
 
 class KubeRayLauncher:
@@ -80,11 +77,9 @@ class KubeRayLauncher:
         ours = f"{names.MANAGER_LABEL}={names.MANAGER}"
         self._rayjobs = Watch(self._api, "rayjobs", ours)
         self._pods = Watch(self._api, "pods", ours)
-        self._rayjobs.on_change = self._remember_eviction
-        self._pods.on_change = self._remember_death
-        self._lock = threading.Lock()
-        self._deaths: OrderedDict[str, tuple[Reason | None, str]] = OrderedDict()
-        self._evicted: OrderedDict[str, None] = OrderedDict()
+        self._memory = Memory(lambda job_id, attempt: bool(self._record(job_id, attempt).head()))
+        self._rayjobs.on_change = self._memory.see_rayjob
+        self._pods.on_change = self._memory.see_pod
 
     def check(self, spec: JobSpec) -> Sequence[FieldProblem]:
         """Refuses what is SLURM's, and every job where pods could not see its folder."""
@@ -241,9 +236,6 @@ class KubeRayLauncher:
         found: Mapping[str, Any] | None,
         pods: Sequence[Mapping[str, Any]],
     ) -> Sight:
-        with self._lock:
-            earlier = self._deaths.get(head or "", (None, ""))
-            evicted = found is not None and found["metadata"]["uid"] in self._evicted
         return Sight(
             rayjob=found,
             pods=pods,
@@ -252,8 +244,8 @@ class KubeRayLauncher:
             startup_seconds=self._cluster.startup_seconds,
             shut_out=record.is_shut_out,
             ran_out_of_memory=record.ran_out_of_memory,
-            earlier_death=earlier,
-            evicted=evicted,
+            earlier_death=self._memory.death(head),
+            evicted=found is not None and self._memory.was_evicted(found["metadata"]["uid"]),
             verdict=record.verdict(),
         )
 
@@ -272,32 +264,3 @@ class KubeRayLauncher:
         if time.time() - due > _LOST_SECONDS:
             _log.warning("pod %s does not end; its node seems to be gone", metadata["name"])
             self._api.delete_pod(metadata["name"], grace_seconds=0)
-
-    def _remember_death(self, pod: Mapping[str, Any]) -> None:
-        """Keeps what a head said of its end, which the operator is quick to delete."""
-        reason, said = death(pod)
-        if is_head(pod) and said:
-            with self._lock:
-                self._deaths[pod["metadata"]["uid"]] = (reason, said)
-                _bound(self._deaths)
-
-    def _remember_eviction(self, found: Mapping[str, Any]) -> None:
-        """Keeps that a RayJob lost its pods to somebody else, before it gets others.
-
-        The operator suspends one that was made suspended in the same words; that had no driver.
-        """
-        word = (found.get("status") or {}).get("jobDeploymentStatus") or ""
-        if STAGES.get(word) is not Stage.SUSPENDING:
-            return
-        metadata = found["metadata"]
-        job_id = (metadata.get("annotations") or {}).get(names.JOB_ANNOTATION)
-        attempt = metadata["labels"].get(names.ATTEMPT_LABEL, "")
-        if job_id and attempt.isdecimal() and self._record(job_id, int(attempt)).head():
-            with self._lock:
-                self._evicted[metadata["uid"]] = None
-                _bound(self._evicted)
-
-
-def _bound(remembered: OrderedDict[str, Any]) -> None:
-    while len(remembered) > _REMEMBERED:
-        remembered.popitem(last=False)
