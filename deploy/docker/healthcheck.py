@@ -9,7 +9,7 @@ import os
 import sys
 from http.client import HTTPConnection, HTTPException
 
-SECONDS = 4.0
+SECONDS = 20.0
 
 
 def main() -> int:
