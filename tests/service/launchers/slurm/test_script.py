@@ -15,7 +15,6 @@ from service.launchers.slurm.config import SlurmCluster
 from service.launchers.slurm.script import (
     batch_script,
     file_pattern,
-    job_name,
     sbatch_options,
     sbatch_value,
 )
@@ -296,7 +295,3 @@ def test_usr1_is_handed_on_and_term_is_waited_out(
     assert running.wait(timeout=30) == code
     assert "got TERM" not in bash.log(1)
     assert (bash.folder / JOB / "attempts/1/slurm_exit").read_text() == f"{code}\n"
-
-
-def test_the_name_of_a_job_of_slurm() -> None:
-    assert job_name(JOB, 3) == f"planish-{JOB}-3"
