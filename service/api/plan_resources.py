@@ -76,9 +76,9 @@ class Proposal(Resource):
 class SubmissionText(Resource):
     """What a launcher would hand to its cluster, for people to read."""
 
-    kind: Literal["sbatch", "rayjob"]
+    kind: Literal["sbatch", "rayjob", "ray_job"]
     text: str
-    """The batch script, or the manifest as YAML."""
+    """The batch script, the manifest as YAML, or the body of the request as JSON."""
 
 
 class Plan(Resource):

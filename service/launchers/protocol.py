@@ -73,9 +73,9 @@ class Submission:
     """What a launcher would hand to its cluster, for people to read."""
 
     kind: str
-    """`sbatch` or `rayjob`."""
+    """`sbatch`, `rayjob` or `ray_job`."""
     text: str
-    """The batch script, or the manifest as YAML. It holds no secret."""
+    """The batch script, the manifest as YAML, or the body of the request as JSON. It holds no secret."""
 
 
 class LaunchError(Exception):

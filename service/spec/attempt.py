@@ -12,6 +12,8 @@ One job has one folder, on storage that service and workers both see:
         token                    secret for pushing events, mode 0600
         stop                     Reason why the service asks it to end; written before the signal
         process.json             local launcher: the process that took the attempt
+        taken                    ray_jobs launcher: who took the attempt, a link to driver or nobody
+        kill                     ray_jobs launcher: the grace is over
         driver.lock              held by the driver while it runs
         started                  made by the driver as its first act, once; see below
         ray.json                 where the Ray is that its own nodes started; mode 0600
