@@ -1,5 +1,7 @@
 # `make quickstart` and `make test` do all the set-up themselves.
 PY := .venv/bin/python
+# Hundreds of processes import the same modules: each would compile them anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup quickstart test test-long test-cluster test-fast test-te parity bench lint format lock clean
 
@@ -10,7 +12,7 @@ quickstart: setup ## a small model learns to use a calculator, over REST, on thi
 	@$(PY) quickstart/run.py $(ARGS)
 
 # Two processes, whatever the machine: a job's ranks, which some tests start, want cores too.
-PARALLEL := -n 2 --dist loadfile
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: setup ## the tests, but for those marked `long`
 	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
@@ -46,6 +48,7 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 	@PATH="$$PWD/.uv/bin:$$PATH" uv pip compile pyproject.toml --extra dev --python-version 3.12 \
 	    --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --quiet -o requirements.lock
+	@deploy/docker/lock.sh
 
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-te .venv-bench .venv-parity .uv build dist *.egg-info quickstart/out quickstart/result.json

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unicodedata
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -69,6 +70,13 @@ def check(
         command += [] if value is None else [name, str(value)]
     if max_length is not None and tokenizer is None:
         err().print("--max-length counts tokens: name the model or its tokenizer", markup=False)
+        raise typer.Exit(Exit.REFUSED)
+    if missing := [name for name in ("algorithms", "torch", "transformers") if not find_spec(name)]:
+        err().print(
+            f"reading rows as training does needs {', '.join(missing)}, not installed here: run it "
+            "where the workers' packages are (their image, or a checkout of Planish)",
+            markup=False,
+        )
         raise typer.Exit(Exit.REFUSED)
     report, code = _ask(command)
     if report is None:

@@ -25,7 +25,7 @@ from service.settings import BOOTSTRAP_KEY_VARIABLE, Settings
 from service.store.database import Database
 
 # Requests that are being answered get so long; streams end at once.
-_DRAIN_SECONDS = 10
+_DRAIN_SECONDS = 3
 
 
 class _Server(uvicorn.Server):

@@ -75,7 +75,7 @@ class Submission:
     kind: str
     """`sbatch`, `rayjob` or `ray_job`."""
     text: str
-    """The batch script, the manifest as YAML, or the body of the request as JSON. It holds no secret."""
+    """The batch script, the manifest as YAML, or the request as JSON. It holds no secret."""
 
 
 class LaunchError(Exception):

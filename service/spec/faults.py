@@ -26,8 +26,8 @@ class FaultSpec(SpecModel):
     deadlines: DeadlineSpec = DeadlineSpec()
     """Limits by phase."""
     restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often lost or hung ranks are started anew inside one attempt, where their machine is still
-    there or another takes its place; further losses end the attempt."""
+    """How often lost or hung ranks are started anew inside one attempt, where their machine is
+    still there or another takes its place; further losses end the attempt."""
     on_nan: Literal["stop", "skip", "rewind"] = "stop"
     """A step whose loss or gradient is no number: fail, leave it out, or go back to the last
     checkpoint and leave its batch out."""
