@@ -23,7 +23,7 @@ test-long: setup ## the tests that take minutes each: jobs that are killed over 
 test-fast: setup ## the tests that take less than ten seconds each
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not long and not cluster" $(ARGS)
 
-test-cluster: setup ## on real SLURM and Kubernetes of this machine; ONLY=slurm|rayjobs|kube|helm|image|prometheus
+test-cluster: setup ## on real SLURM and Kubernetes of this machine; ONLY=slurm|nodes|rayjobs|kube|helm|image|prometheus
 	@ONLY="$(ONLY)" scripts/test_cluster.sh $(ARGS)
 
 test-te: setup ## what Transformer Engine and Megatron-Bridge can tell without a GPU, in .venv-te

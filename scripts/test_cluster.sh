@@ -4,7 +4,7 @@
 #
 #   ONLY=slurm scripts/test_cluster.sh [OPTIONS OF PYTEST]
 #
-# ONLY       parts to run, of: slurm rayjobs kube helm image prometheus (all by default).
+# ONLY       parts to run, of: slurm nodes rayjobs kube helm image prometheus (all by default).
 # PLANISH_TEST_KUBECONFIG   a Kubernetes of your own with KubeRay and Kueue, for kube and helm; it
 #            must see this machine's folders under the same paths (kind, minikube with mounts, ...).
 #            Without it one is started here by ../shared/cluster/kube-up.sh, which needs root.
@@ -14,7 +14,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 shared=$(realpath -m ../shared/cluster)
-all=(slurm rayjobs kube helm image prometheus)
+all=(slurm nodes rayjobs kube helm image prometheus)
 parts=()
 for part in $(tr ',|' '  ' <<<"${ONLY:-${all[*]}}"); do
     [[ " ${all[*]} " == *" $part "* ]] || {
@@ -128,6 +128,8 @@ lane_others() {
         part image tests/cluster/image/test_service_image.py
     fi
     touch "$state/images-done"
+    ! wants nodes || part nodes tests/megatron_backend/workers/test_nodes.py \
+        tests/megatron_backend/driver/test_nodes.py
     ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
     ! wants prometheus || part prometheus tests/cluster/prometheus
 }

@@ -17,7 +17,7 @@ from service.spec import Reason
 from tests.megatron_backend.driver import tiny_job
 from tests.megatron_backend.ray_cluster import RayCluster
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 STEPS = 16
 SFT: dict[str, Any] = {
