@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_dry_run_measures_every_part(tmp_path: Path) -> None:
     out = tmp_path / "check.json"
     subprocess.run(

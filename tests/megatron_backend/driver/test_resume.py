@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from service.spec import WorkerEvent
 from tests.megatron_backend.driver import tiny_job
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 STEPS, SAVED = 9, 6
 SPEC: dict[str, Any] = {

@@ -46,7 +46,7 @@ def problems_of(body: bytes) -> list[FieldProblem]:
         ({"algorithm": {"type": "ppoo"}}, "algorithm.type", "'ppoo'; this service has", "use one"),
         ({"algorithm": {}}, "algorithm.type", "one of: cispo, dapo", "use one"),
         ({"name": "A B"}, "name", "pattern", "lower-case letters"),
-        ({"parallel": {"dp": "all"}}, "parallel.dp", "'auto'", "`auto` fills the resources"),
+        ({"parallel": {"dp": "all"}}, "parallel.dp", "'auto'", "`auto` fills the machines"),
         ({"parallel": {"tp": "2"}}, "parallel.tp", "valid integer", "Tensor parallelism"),
         ({"evaluation": {"modes": ["x"]}}, "evaluation.modes[0]", "'sampled'", "greedy"),
         ({"optimizer": {"learning_rate": "1e-5"}}, "optimizer.learning_rate", "number", "Peak"),
