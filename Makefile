@@ -18,7 +18,7 @@ test: setup ## the tests, but for those marked `long`
 	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
 
 test-long: setup ## the tests that take minutes each: jobs that are killed over and over, ...
-	$(PY) -m pytest $(PARALLEL) -m long $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m "long and not cluster" $(ARGS)
 
 test-fast: setup ## the tests that take less than ten seconds each
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not long and not cluster" $(ARGS)
