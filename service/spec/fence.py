@@ -69,8 +69,8 @@ def fence_lock(job_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive_lock(path: Path, *, wait_seconds: float) -> Iterator[None]:
-    """Holds a lock file; see above for what that means where.
+def exclusive_lock(path: Path, *, wait_seconds: float) -> Iterator[int]:
+    """Holds a lock file, and gives its descriptor; see above for what that means where.
 
     Raises:
         TimeoutError: another process held it all the time.
@@ -89,6 +89,6 @@ def exclusive_lock(path: Path, *, wait_seconds: float) -> Iterator[None]:
                         "end that process and start again"
                     ) from None
             time.sleep(0.02)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.launchers.kuberay.config import KubeRayCluster
+from service.launchers.machines import ranks_per_node
 from service.spec import JobContext
-from service.spec.layout import Layout
 
 _GIB = 1 << 30
 
@@ -72,16 +72,6 @@ def shape_of(cluster: KubeRayCluster, context: JobContext) -> Shape:
         requests=requests,
         limits=limits,
     )
-
-
-def ranks_per_node(context: JobContext) -> int:
-    """Ranks on the fullest machine; beside those that train there are those of frozen models."""
-    asked = context.spec.resources
-    if asked.gpus_per_node:
-        return asked.gpus_per_node
-    layout = Layout.from_spec(context.spec.parallel, dp=context.dp)
-    frozen = sum(model.layout.ranks for _, model in context.spec.frozen_models.values())
-    return math.ceil((layout.world_size + frozen) / asked.nodes)
 
 
 def quantity(gib: float) -> str:

@@ -11,18 +11,16 @@ attempts/N/slurm_exit       the exit code of the script's srun
 attempts/N/job.sbatch       the script, for people
 """
 
-import fcntl
 import json
-import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.jobs.folder import JobFolder
 from service.launchers.protocol import LauncherUnavailable
 from service.spec.durable import replace_text
+from service.spec.fence import exclusive_lock
 
 _LOCK_SECONDS = 1.0
 _LOG_TAIL_BYTES = 64 * 1024
@@ -56,22 +54,15 @@ class AttemptFiles:
         Raises:
             LauncherUnavailable: somebody is at it.
         """
-        descriptor = os.open(self._folder / "slurm.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise LauncherUnavailable(
-                            f"attempt {self.attempt} is just being submitted by another process"
-                        ) from None
-                time.sleep(0.05)
+        with ExitStack() as held:
+            lock = exclusive_lock(self._folder / "slurm.lock", wait_seconds=_LOCK_SECONDS)
+            try:
+                descriptor = held.enter_context(lock)
+            except TimeoutError as error:
+                raise LauncherUnavailable(
+                    f"attempt {self.attempt} is just being submitted by another process"
+                ) from error
             yield descriptor
-        finally:
-            os.close(descriptor)
 
     def holder(self) -> Holder | None:
         """The job of SLURM that runs the attempt, where one is known.

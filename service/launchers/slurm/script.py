@@ -28,12 +28,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
+from service.launchers.machines import ranks_per_node
 from service.launchers.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
 from service.launchers.protocol import LaunchRequest
 from service.launchers.slurm.config import ApptainerContainer, PyxisContainer, SlurmCluster
 from service.settings import DATA_ROOTS_VARIABLE, joined_roots
 from service.spec import JobContext
-from service.spec.layout import Layout
 from service.spec.resources import SlurmSpec
 
 _LIMIT_CHECK_SECONDS = 60
@@ -153,7 +153,7 @@ def sbatch_options(cluster: SlurmCluster, request: LaunchRequest) -> list[str]:
         "constraint": own.constraint or cluster.constraint,
         "nodes": str(asked.nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": str(asked.cpus_per_node or _ranks_per_node(request.context) + 1),
+        "cpus-per-task": str(asked.cpus_per_node or ranks_per_node(request.context) + 1),
         "signal": f"B:USR1@{signal_seconds(cluster, request.context)}",
     }
     if asked.gpus_per_node or own.gres:
@@ -216,16 +216,6 @@ def _slack_minutes(cluster: SlurmCluster, context: JobContext) -> int:
     from the driver's first sign of life, and lets the driver save."""
     seconds = signal_seconds(cluster, context) + context.spec.faults.grace_seconds
     return math.ceil((seconds + 2 * _LIMIT_CHECK_SECONDS + cluster.poll_seconds) / 60)
-
-
-def _ranks_per_node(context: JobContext) -> int:
-    """Ranks on the fullest machine; beside those that train there are those of frozen models."""
-    asked = context.spec.resources
-    if asked.gpus_per_node:
-        return asked.gpus_per_node
-    layout = Layout.from_spec(context.spec.parallel, dp=context.dp)
-    frozen = sum(model.layout.ranks for _, model in context.spec.frozen_models.values())
-    return math.ceil((layout.world_size + frozen) / asked.nodes)
 
 
 def _step(cluster: SlurmCluster, request: LaunchRequest) -> str:
