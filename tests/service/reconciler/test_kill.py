@@ -35,29 +35,33 @@ def processes() -> multiprocessing.context.ForkServerContext:
 
 
 @pytest.fixture(scope="module")
-def submitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job]:
-    """A data folder with one job that nobody has looked at."""
-    folder = tmp_path_factory.mktemp("submitted")
-    store = Store.open(f"sqlite:///{folder}/planish.db")
-    spec = document()
-    job, _ = store.jobs.create(context(spec), spec)
-    store.close()
-    return folder, job
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder whose database has its tables; to make them anew takes longer than a test."""
+    folder = tmp_path_factory.mktemp("empty")
+    Store.open(f"sqlite:///{folder}/planish.db").close()
+    return folder
 
 
 class Services:
-    """Runs services one after the other on a copy of the data folder."""
+    """Runs services one after the other on a data folder with one job that nobody has looked at.
+
+    The job is the folder's own: a service finds an attempt's processes on the whole machine by the
+    job's id, so another folder's service would end those of a copy.
+    """
 
     def __init__(
         self,
         processes: multiprocessing.context.ForkServerContext,
-        submitted: tuple[Path, Job],
+        empty: Path,
         folder: Path,
     ) -> None:
         self.folder = folder
-        self._template, self.job = submitted
         self._processes = processes
-        shutil.copytree(self._template, folder)
+        shutil.copytree(empty, folder)
+        store = Store.open(f"sqlite:///{folder}/planish.db")
+        spec = document()
+        self.job: Job = store.jobs.create(context(spec), spec)[0]
+        store.close()
 
     def run(self, kill_at: int | None) -> bool:
         """Runs one until it is killed or its job has ended; tells whether it was killed."""
@@ -95,11 +99,11 @@ type NewServices = Callable[[str], Services]
 @pytest.fixture
 def new_services(
     processes: multiprocessing.context.ForkServerContext,
-    submitted: tuple[Path, Job],
+    empty: Path,
     tmp_path: Path,
 ) -> NewServices:
     """Makes `Services` by the name of their folder."""
-    return lambda name: Services(processes, submitted, tmp_path / name)
+    return lambda name: Services(processes, empty, tmp_path / name)
 
 
 @pytest.mark.slow
@@ -112,16 +116,17 @@ def test_a_service_killed_at_any_line_loses_nothing_and_starts_nothing_twice(
     lines = int((whole.folder / "lines").read_text())
     assert lines > 1000
 
-    def kill_and_go_on(kill_at: int) -> bool:
-        services = new_services(f"killed-at-{kill_at}")
+    def kill_and_go_on(kill_at: int, services: Services) -> bool:
         killed = services.run(kill_at)
         services.run(kill_at=None)
         services.check(f"killed at line {kill_at} of {lines}")
         return killed
 
+    points = [1 + point * lines // POINTS for point in range(POINTS)]
+    # Made here: Alembic opens one database of a process at a time.
+    all_services = [new_services(f"killed-at-{point}") for point in points]
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        points = [1 + point * lines // POINTS for point in range(POINTS)]
-        killed = sum(threads.map(kill_and_go_on, points))
+        killed = sum(threads.map(kill_and_go_on, points, all_services))
     # How often the driver is polled differs from run to run, so the last points may be missed.
     assert killed > POINTS // 2
 
