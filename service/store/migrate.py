@@ -1,10 +1,13 @@
 """Brings the schema up to date; run at every start of the service."""
 
+import threading
 from pathlib import Path
 
 from service.store.database import Database
 
 SCRIPTS = Path(__file__).parent / "migrations"
+_one_at_a_time = threading.Lock()
+"""Alembic keeps what it works on in a module's globals, one for all threads of a process."""
 
 
 def migrate(database: Database) -> None:
@@ -19,6 +22,6 @@ def migrate(database: Database) -> None:
 
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    with database.writing() as connection:
+    with _one_at_a_time, database.writing() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -116,17 +116,16 @@ def test_a_service_killed_at_any_line_loses_nothing_and_starts_nothing_twice(
     lines = int((whole.folder / "lines").read_text())
     assert lines > 1000
 
-    def kill_and_go_on(kill_at: int, services: Services) -> bool:
+    def kill_and_go_on(kill_at: int) -> bool:
+        services = new_services(f"killed-at-{kill_at}")
         killed = services.run(kill_at)
         services.run(kill_at=None)
         services.check(f"killed at line {kill_at} of {lines}")
         return killed
 
-    points = [1 + point * lines // POINTS for point in range(POINTS)]
-    # Made here: Alembic opens one database of a process at a time.
-    all_services = [new_services(f"killed-at-{point}") for point in points]
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        killed = sum(threads.map(kill_and_go_on, points, all_services))
+        points = [1 + point * lines // POINTS for point in range(POINTS)]
+        killed = sum(threads.map(kill_and_go_on, points))
     # How often the driver is polled differs from run to run, so the last points may be missed.
     assert killed > POINTS // 2
 

@@ -1,6 +1,7 @@
+import multiprocessing
 import sqlite3
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def names(database: Database) -> set[str]:
     return set(inspect(database.engine).get_table_names())
 
 
+def names_after_migration(url: str) -> set[str]:
+    database = Database(url)
+    migrate(database)
+    return names(database)
+
+
 def test_the_migrations_make_the_tables_of_the_code(database: Database) -> None:
     migrate(database)
     with database.reading() as connection:
@@ -41,10 +48,19 @@ def test_migrating_again_keeps_everything(store: Store) -> None:
 
 def test_two_services_can_start_at_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/planish.db"
-    databases = [Database(url) for _ in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(migrate, databases))
-    assert names(databases[0]) == names(databases[1])
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as services:
+        assert (
+            list(services.map(names_after_migration, [url, url]))
+            == [{*tables.metadata.tables, "alembic_version"}] * 2
+        )
+
+
+def test_the_threads_of_a_process_can_open_databases_at_once(tmp_path: Path) -> None:
+    """Alembic itself mixes up what its threads work on."""
+    urls = [f"sqlite:///{tmp_path}/{number}.db" for number in range(8)]
+    with ThreadPoolExecutor(len(urls)) as threads:
+        for found in threads.map(names_after_migration, urls):
+            assert found == {*tables.metadata.tables, "alembic_version"}
 
 
 def test_a_new_file_that_another_service_holds_is_waited_for(tmp_path: Path) -> None:
