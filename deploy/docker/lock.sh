@@ -21,4 +21,4 @@ left_out=()
 while read -r package; do
     left_out+=(--no-emit-package "$package")
 done < <(grep -oE '^(torch|triton|(nvidia|cuda)-[a-z0-9-]+)==' requirements.lock | tr -d =)
-compile worker.lock pyproject.toml --extra s3 "${left_out[@]}"
+compile worker.lock pyproject.toml --extra s3 --extra tracing "${left_out[@]}"
