@@ -1,9 +1,10 @@
 """Real jobs over the REST API on a real SLURM: two machines, TP 2 over them, and their faults.
 
 A job that is preempted, and one that loses a machine, end as the calm one does: the same metrics,
-every row in its turn, and each attempt counted.
+every row in its turn, the same weights to the bit, and each attempt counted.
 """
 
+import hashlib
 import json
 import socket
 import sys
@@ -25,6 +26,16 @@ from tests.end_to_end.service_process import ServiceProcess
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 STEPS, SAVE_EVERY = 40, 5
+GRPO_STEPS, GRPO_SAVES = 8, 2
+LAYOUT = {
+    "parallel": {"tp": 2, "dp": 2},
+    "resources": {
+        "cluster": "slurm",
+        "nodes": 2,
+        "cpus_per_node": 2,
+        "memory_gib_per_node": 8,
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,33 +83,45 @@ def client(service: ServiceProcess) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def submit(client: Client, model_root: Path, rows: Path) -> Callable[[str], JobResource]:
-    """Submits the same job under another name."""
+def sft(client: Client, model_root: Path, rows: Path) -> Callable[[str], JobResource]:
+    """Submits the same SFT job under another name."""
     file = client.upload(rows)
-
-    def submitted(name: str) -> JobResource:
-        parts: dict[str, Any] = {
-            "parallel": {"tp": 2, "dp": 2},
-            "training": {"steps": STEPS, "global_batch_size": ROWS_A_STEP, "max_length": 64},
-            "checkpoint": {"every_steps": SAVE_EVERY, "export": False},
-            "resources": {
-                "cluster": "slurm",
-                "nodes": 2,
-                "cpus_per_node": 2,
-                "memory_gib_per_node": 8,
-            },
-        }
-        return client.submit(sft_job(model_root, file.id, name=name, **parts))
-
-    return submitted
+    parts: dict[str, Any] = {
+        "training": {"steps": STEPS, "global_batch_size": ROWS_A_STEP, "max_length": 64},
+        "checkpoint": {"every_steps": SAVE_EVERY},
+        **LAYOUT,
+    }
+    return lambda name: client.submit(sft_job(model_root, file.id, name=name, **parts))
 
 
 @pytest.fixture(scope="module")
-def calm(client: Client, submit: Callable[[str], JobResource]) -> list[MetricsRow]:
-    """The metrics of a job that nothing happened to."""
-    job = ended(client, submit("calm"))
-    assert [attempt.reason for attempt in job.attempts] == [None]
-    return client.metrics(job.id)
+def calm(client: Client, sft: Callable[[str], JobResource]) -> JobResource:
+    """An SFT job that nothing happened to."""
+    return ended(client, sft("calm"))
+
+
+@pytest.fixture(scope="module")
+def grpo(client: Client, calm: JobResource) -> Callable[[str], JobResource]:
+    """Submits the same GRPO job, which goes on from `calm`, under another name."""
+    document: dict[str, Any] = {
+        "model": {"from": f"job:{calm.id}@latest"},
+        "algorithm": {"type": "grpo", "group_size": 2},
+        "environment": {
+            "id": "reasoning_gym/chain_sum",
+            "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+        },
+        "rollout": {"max_new_tokens": 4},
+        "training": {"steps": GRPO_STEPS, "global_batch_size": 8, "max_length": 128},
+        "checkpoint": {"every_steps": GRPO_SAVES},
+        **LAYOUT,
+    }
+    return lambda name: client.submit({"name": name, **document})
+
+
+@pytest.fixture(scope="module")
+def calm_grpo(client: Client, grpo: Callable[[str], JobResource]) -> JobResource:
+    """A GRPO job that nothing happened to."""
+    return ended(client, grpo("calm-grpo"))
 
 
 def ended(client: Client, job: JobResource) -> JobResource:
@@ -111,56 +134,99 @@ def ended(client: Client, job: JobResource) -> JobResource:
     return found
 
 
-def until_checkpoint(client: Client, job: str) -> None:
-    for event in client.events(job):
-        if event.kind == "checkpoint":
+def until_checkpoint(client: Client, job: JobResource, attempt: int = 1) -> None:
+    for event in client.events(job.id):
+        if event.kind == "checkpoint" and event.attempt == attempt:
             return
-    raise AssertionError(client.job(job).message)
+    raise AssertionError(client.job(job.id).message)
 
 
-def assert_as_calm(client: Client, job: JobResource, calm: list[MetricsRow], reason: str) -> None:
-    """Two attempts, the second went on from the first's checkpoint, and no step shows it."""
-    first, second = job.attempts
-    assert first.reason is not None
-    assert first.reason.value == reason, first.message
-    assert second.reason is None
+def weights(client: Client, job: JobResource, folder: Path) -> str:
+    """A digest of what the job made of its model."""
+    client.download_export(job.id, folder / job.id)
+    return hashlib.sha256((folder / job.id / "model.safetensors").read_bytes()).hexdigest()
+
+
+def untimed(metrics: list[MetricsRow]) -> list[dict[str, float]]:
+    """All that does not tell how fast a step was."""
+    assert all("data_start" in row.values and "tokens" in row.values for row in metrics)
+    timed = ("seconds", "per_second", "memory")
+    return [
+        {name: value for name, value in row.values.items() if not any(t in name for t in timed)}
+        for row in metrics
+    ]
+
+
+def assert_as_calm(
+    client: Client, job: JobResource, calm: JobResource, folder: Path, reasons: list[str]
+) -> None:
+    """Each attempt went on from a checkpoint of the one before, and the result shows nothing."""
+    assert [attempt.reason for attempt in calm.attempts] == [None]
+    assert [attempt.reason and attempt.reason.value for attempt in job.attempts] == [
+        *reasons,
+        None,
+    ], [attempt.message for attempt in job.attempts]
     started = [event for event in client.events(job.id) if event.kind == "started"]
-    assert [event.attempt for event in started] == [1, 2]
-    assert started[0].data["resumed_from_step"] is None
-    assert started[1].data["resumed_from_step"] >= SAVE_EVERY
-    metrics = client.metrics(job.id)
+    assert [event.attempt for event in started] == list(range(1, len(reasons) + 2))
+    resumed = [event.data["resumed_from_step"] for event in started]
+    assert resumed[0] is None
+    assert all(step > 0 for step in resumed[1:])
+    found, expected = client.metrics(job.id), client.metrics(calm.id)
+    assert [row.step for row in found] == [row.step for row in expected]
+    assert untimed(found) == untimed(expected)
+    assert weights(client, job, folder) == weights(client, calm, folder)
+
+
+def test_a_job_trains_over_two_machines(client: Client, calm: JobResource) -> None:
+    metrics = client.metrics(calm.id)
     assert [row.step for row in metrics] == list(range(1, STEPS + 1))
     spans = [(row.values["data_start"], row.values["data_end"]) for row in metrics]
     assert spans == [(ROWS_A_STEP * s, ROWS_A_STEP * (s + 1)) for s in range(STEPS)]
-    for name in ("loss", "gradient_norm", "learning_rate", "tokens"):
-        expected = [row.values[name] for row in calm]
-        assert [row.values[name] for row in metrics] == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_job_trains_over_two_machines(calm: list[MetricsRow]) -> None:
-    assert [row.step for row in calm] == list(range(1, STEPS + 1))
-    assert calm[-1].values["loss"] < calm[0].values["loss"]
+    assert metrics[-1].values["loss"] < metrics[0].values["loss"]
 
 
 def test_g01_a_preempted_job_goes_on_when_slurm_starts_it_again(
-    slurm: Slurm, client: Client, submit: Callable[[str], JobResource], calm: list[MetricsRow]
+    slurm: Slurm,
+    client: Client,
+    sft: Callable[[str], JobResource],
+    calm: JobResource,
+    tmp_path: Path,
 ) -> None:
-    job = submit("preempted")
-    until_checkpoint(client, job.id)
+    job = sft("preempted")
+    until_checkpoint(client, job)
     SlurmSite(slurm.folder, slurm).preempt(f"planish-{job.id}-1")
-    found = ended(client, job)
-    assert_as_calm(client, found, calm, "PREEMPTED")
+    assert_as_calm(client, ended(client, job), calm, tmp_path, ["PREEMPTED"])
     assert submissions(slurm, job) == 1
 
 
 def test_a_job_that_loses_a_machine_goes_on_when_slurm_starts_it_again(
-    slurm: Slurm, client: Client, submit: Callable[[str], JobResource], calm: list[MetricsRow]
+    slurm: Slurm,
+    client: Client,
+    sft: Callable[[str], JobResource],
+    calm: JobResource,
+    tmp_path: Path,
 ) -> None:
-    job = submit("bereft")
-    until_checkpoint(client, job.id)
+    job = sft("bereft")
+    until_checkpoint(client, job)
     SlurmSite(slurm.folder, slurm).lose_node(f"planish-{job.id}-1")
-    found = ended(client, job)
-    assert_as_calm(client, found, calm, "NODE_FAILURE")
+    assert_as_calm(client, ended(client, job), calm, tmp_path, ["NODE_FAILURE"])
+    assert submissions(slurm, job) == 1
+
+
+def test_grpo_that_is_preempted_and_then_loses_a_machine_ends_as_if_nothing_had_happened(
+    slurm: Slurm,
+    client: Client,
+    grpo: Callable[[str], JobResource],
+    calm_grpo: JobResource,
+    tmp_path: Path,
+) -> None:
+    job, site = grpo("grpo"), SlurmSite(slurm.folder, slurm)
+    until_checkpoint(client, job)
+    site.preempt(f"planish-{job.id}-1")
+    until_checkpoint(client, job, attempt=2)
+    site.lose_node(f"planish-{job.id}-1")
+    reasons = ["PREEMPTED", "NODE_FAILURE"]
+    assert_as_calm(client, ended(client, job), calm_grpo, tmp_path, reasons)
     assert submissions(slurm, job) == 1
 
 
