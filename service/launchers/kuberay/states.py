@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import Any
 
 from service.launchers.protocol import LauncherUnavailable, Observation, Phase
+from service.launchers.ray_memory import says_out_of_memory
 from service.spec import Reason
 
 _log = logging.getLogger(__name__)
@@ -128,9 +129,10 @@ class RayJobStatus:
         if self.reason not in FAILURES:
             # That it failed is known; only why is not, and the driver may have said it.
             _log.warning("RayJob %s failed for the unknown reason %r", name, self.reason)
+        said, reason = self._first_line(), FAILURES.get(self.reason)
         return _exited(
-            f"RayJob {name} failed ({self.reason or 'no reason given'}): {self._first_line()}",
-            FAILURES.get(self.reason),
+            f"RayJob {name} failed ({self.reason or 'no reason given'}): {said}",
+            Reason.OUT_OF_MEMORY if says_out_of_memory(said) else reason,
             code=self._exit_code(),
         )
 

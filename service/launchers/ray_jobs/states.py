@@ -6,6 +6,7 @@ from typing import Any
 
 from service.launchers.protocol import LauncherUnavailable, Observation, Phase
 from service.launchers.ray_jobs.entrypoint import EXIT_NO_FOLDER, EXIT_TAKEN
+from service.launchers.ray_memory import says_out_of_memory
 from service.spec import Reason
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def _failed(job: Mapping[str, Any]) -> Observation:
     if error_type is not None and error_type not in REASON_OF_ERROR:
         _log.error("Ray says that %s failed for %r, which is unknown", _id(job), error_type)
     reason = REASON_OF_ERROR.get(str(error_type))
+    if error_type is not None and says_out_of_memory(str(job.get("message"))):
+        reason = Reason.OUT_OF_MEMORY
     if code == EXIT_NO_FOLDER:
         reason = Reason.LAUNCH_FAILED
     return Observation(

@@ -184,7 +184,7 @@ class KubeRaySite(Site):
         """Kueue evicts it, and would admit it again."""
         name = rayjob_name(*parse_launcher_id(launcher_id))
         self.kube.set_active(name, False)
-        wait_for(lambda: self.kube.rayjob(name)["spec"]["suspend"], f"{name} is suspended")
+        wait_for(lambda: self.kube.rayjob(name)["spec"].get("suspend"), f"{name} is suspended")
 
     def lose_node(self, launcher_id: str) -> None:
         """The pod of head and driver is gone without a word to it, as with its machine."""

@@ -38,6 +38,27 @@ def test_an_unknown_word_is_told_and_nothing_is_concluded(
         ({"word": "Failed", "reason": "AppFailed", "message": "exit code 137"}, None, 9, None),
         ({"word": "Failed", "reason": "AppFailed", "message": "exit code -15"}, None, 15, None),
         ({"word": "Failed", "reason": "AppFailed", "jobStatus": "Failure"}, None, None, None),
+        # Ray's own watch over memory ended the actor that holds the driver.
+        (
+            {
+                "word": "Failed",
+                "reason": "AppFailed",
+                "message": "The actor died. 1 worker(s) were killed due to the node running low on "
+                "memory. Memory on the node (IP: 10.0.0.1, ID: 9c28) was 1.92GB used / 2.00GB "
+                "limit (0.959295)",
+            },
+            *(None, None, Reason.OUT_OF_MEMORY),
+        ),
+        # The same words where they are quoted from the log, and not Ray's about the job.
+        (
+            {
+                "word": "Failed",
+                "reason": "AppFailed",
+                "message": "exit code 1\n1 worker(s) were killed due to the node running low on "
+                "memory",
+            },
+            *(1, None, None),
+        ),
         # The operator's own deadline: Ray still says that the job runs.
         (
             {"word": "Failed", "reason": "DeadlineExceeded", "jobStatus": "RUNNING"},

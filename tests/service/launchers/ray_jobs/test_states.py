@@ -58,6 +58,12 @@ def test_what_ray_could_not_start_and_what_it_lost() -> None:
     assert REASON_OF_ERROR["JOB_SUPERVISOR_ACTOR_DIED"] is Reason.NODE_FAILURE
 
 
+def test_an_actor_that_ray_ended_for_want_of_memory_is_no_lost_machine() -> None:
+    message = "Memory on the node (IP: 10.0.0.1, ID: 9c28) was 1.92GB used / 2.00GB limit (0.95)"
+    found = seen(status="FAILED", error_type="JOB_SUPERVISOR_ACTOR_DIED", message=message)
+    assert found.reason is Reason.OUT_OF_MEMORY
+
+
 def test_the_table_has_every_error_that_this_ray_knows() -> None:
     from ray.dashboard.modules.job.common import JobErrorType
 
