@@ -109,7 +109,8 @@ lane_kubernetes() {
         return
     }
     ! wants kube ||
-        part kube tests/cluster/conformance tests/cluster/test_kuberay_jobs.py -- -k kuberay
+        part kube tests/cluster/conformance tests/cluster/test_kuberay_jobs.py \
+            tests/cluster/test_kuberay_pods.py -- -k kuberay
     wants helm || return 0
     until [ -e "$state/images-done" ]; do sleep 1; done
     [ ! -S "$state/kube/c.sock" ] || [ ! -s "$PLANISH_TEST_IMAGES/planish-service.tar" ] ||

@@ -4,7 +4,6 @@ A job that is preempted, and one that loses a machine, end as the calm one does:
 every row in its turn, the same weights to the bit, and each attempt counted.
 """
 
-import hashlib
 import json
 import socket
 import sys
@@ -15,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from service.api.resources import JobResource, MetricsRow
+from service.api.resources import JobResource
 from service.client import Client
 from tests.cluster.sites.slurm import Slurm, SlurmSite, slurm_up
+from tests.cluster.whole_jobs import assert_as_calm, ended, grpo_job, until_checkpoint
 from tests.end_to_end.conftest import ROWS_A_STEP, sft_job
 from tests.end_to_end.conftest import model_root as model_root
 from tests.end_to_end.conftest import rows as rows
@@ -103,78 +103,18 @@ def calm(client: Client, sft: Callable[[str], JobResource]) -> JobResource:
 @pytest.fixture(scope="module")
 def grpo(client: Client, calm: JobResource) -> Callable[[str], JobResource]:
     """Submits the same GRPO job, which goes on from `calm`, under another name."""
-    document: dict[str, Any] = {
-        "model": {"from": f"job:{calm.id}@latest"},
-        "algorithm": {"type": "grpo", "group_size": 2},
-        "environment": {
-            "id": "reasoning_gym/chain_sum",
-            "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-        },
-        "rollout": {"max_new_tokens": 4},
+    parts: dict[str, Any] = {
         "training": {"steps": GRPO_STEPS, "global_batch_size": 8, "max_length": 128},
         "checkpoint": {"every_steps": GRPO_SAVES},
         **LAYOUT,
     }
-    return lambda name: client.submit({"name": name, **document})
+    return lambda name: client.submit(grpo_job(calm, name=name, **parts))
 
 
 @pytest.fixture(scope="module")
 def calm_grpo(client: Client, grpo: Callable[[str], JobResource]) -> JobResource:
     """A GRPO job that nothing happened to."""
     return ended(client, grpo("calm-grpo"))
-
-
-def ended(client: Client, job: JobResource) -> JobResource:
-    """The job, when it has ended well."""
-    for _ in client.events(job.id):
-        pass
-    found = client.job(job.id)
-    log = client.log(job.id).text[-4000:]
-    assert found.state.value == "SUCCEEDED", (found.reason, found.message, log)
-    return found
-
-
-def until_checkpoint(client: Client, job: JobResource, attempt: int = 1) -> None:
-    for event in client.events(job.id):
-        if event.kind == "checkpoint" and event.attempt == attempt:
-            return
-    raise AssertionError(client.job(job.id).message)
-
-
-def weights(client: Client, job: JobResource, folder: Path) -> str:
-    """A digest of what the job made of its model."""
-    client.download_export(job.id, folder / job.id)
-    return hashlib.sha256((folder / job.id / "model.safetensors").read_bytes()).hexdigest()
-
-
-def untimed(metrics: list[MetricsRow]) -> list[dict[str, float]]:
-    """All that does not tell how fast a step was."""
-    assert all("data_start" in row.values and "tokens" in row.values for row in metrics)
-    timed = ("seconds", "per_second", "memory")
-    return [
-        {name: value for name, value in row.values.items() if not any(t in name for t in timed)}
-        for row in metrics
-    ]
-
-
-def assert_as_calm(
-    client: Client, job: JobResource, calm: JobResource, folder: Path, reasons: list[str]
-) -> None:
-    """Each attempt went on from a checkpoint of the one before, and the result shows nothing."""
-    assert [attempt.reason for attempt in calm.attempts] == [None]
-    assert [attempt.reason and attempt.reason.value for attempt in job.attempts] == [
-        *reasons,
-        None,
-    ], [attempt.message for attempt in job.attempts]
-    started = [event for event in client.events(job.id) if event.kind == "started"]
-    assert [event.attempt for event in started] == list(range(1, len(reasons) + 2))
-    resumed = [event.data["resumed_from_step"] for event in started]
-    assert resumed[0] is None
-    assert all(step > 0 for step in resumed[1:])
-    found, expected = client.metrics(job.id), client.metrics(calm.id)
-    assert [row.step for row in found] == [row.step for row in expected]
-    assert untimed(found) == untimed(expected)
-    assert weights(client, job, folder) == weights(client, calm, folder)
 
 
 def test_a_job_trains_over_two_machines(client: Client, calm: JobResource) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
+from service.client import Client
 from tests.cluster.helm.conftest import Programs
 
 WAIT = ("--wait", "--timeout", "600s")
@@ -62,7 +63,21 @@ class Release:
 
     @contextmanager
     def api(self) -> Iterator[httpx.Client]:
-        """A client of the API, through the Service."""
+        """Plain HTTP to the API, through the Service."""
+        with self._forwarded() as url:
+            headers = {"authorization": f"Bearer {self.key()}"}
+            with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
+                yield client
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """Our client of the API, through the Service."""
+        with self._forwarded() as url, Client(url, self.key()) as client:
+            yield client
+
+    @contextmanager
+    def _forwarded(self) -> Iterator[str]:
+        """A port of this machine that leads to one of the Service's pods, as a URL."""
         with subprocess.Popen(
             [
                 self.programs.kubectl_path, "-n", self.namespace, "port-forward",
@@ -77,12 +92,7 @@ class Release:
                 line = forward.stdout.readline()
                 port = re.search(r"127\.0\.0\.1:(\d+)", line)
                 assert port is not None, line + forward.stdout.read()
-                with httpx.Client(
-                    base_url=f"http://127.0.0.1:{port.group(1)}",
-                    headers={"authorization": f"Bearer {self.key()}"},
-                    timeout=30,
-                ) as client:
-                    yield client
+                yield f"http://127.0.0.1:{port.group(1)}"
             finally:
                 forward.terminate()
 

@@ -1,33 +1,35 @@
 """The whole thing in Kubernetes, as a user has it.
 
 The control plane's image is installed by helm. A job sent to its Service becomes a RayJob by the
-chart's Role alone, is admitted by Kueue, and trains in pods of its own; then another goes on from
-it with GRPO. The control plane is upgraded while the first trains.
+chart's Role alone, is admitted by Kueue, and trains in pods of its own, while the control plane is
+upgraded. The same job then loses its head's pod, a worker's pod, and its place in Kueue's queue,
+and becomes what the first did. GRPO goes on from it.
 """
 
 import json
 import os
 import random
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from quickstart.model import build_config, build_tokenizer
+from service.api.resources import JobResource
+from service.client import Client
+from service.launchers.kuberay.names import rayjob_name
 from tests.cluster.helm import workers
 from tests.cluster.helm.conftest import CHART, USER, Programs
-from tests.cluster.helm.release import WAIT, Release, upload
-from tests.cluster.sites.kuberay import skip_unless_there
+from tests.cluster.helm.release import WAIT, Release
+from tests.cluster.sites.kuberay import Kubernetes, skip_unless_there, wait_for
+from tests.cluster.whole_jobs import assert_as_calm, ended, grpo_job, until_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
 SECONDS = 420
-STEPS, ROWS_A_STEP = 60, 10
-OVER = {"SUCCEEDED", "FAILED", "CANCELLED"}
+STEPS, SAVE_EVERY, ROWS_A_STEP = 40, 5, 10
 
 
 @pytest.fixture
@@ -74,133 +76,122 @@ def model(host_folder: Path) -> Path:
     return folder
 
 
-def _rows() -> list[dict[str, Any]]:
+def _rows(path: Path) -> Path:
     draw = random.Random(1)
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": f"State the answer: {number} + 1 ="},
-                {"role": "assistant", "content": str(number + 1)},
-            ]
-        }
-        for number in (draw.randrange(900) for _ in range(100))
-    ]
+    with path.open("w") as file:
+        for number in (draw.randrange(900) for _ in range(100)):
+            question = {"role": "user", "content": f"State the answer: {number} + 1 ="}
+            answer = {"role": "assistant", "content": str(number + 1)}
+            file.write(json.dumps({"messages": [question, answer]}) + "\n")
+    return path
 
 
-def _sft(model: Path, file: str, **changes: Any) -> dict[str, Any]:
+def _sft(model: Path, file: str, name: str, **training: Any) -> dict[str, Any]:
+    config = json.loads((model / "config.json").read_text())
     return {
-        "name": "helm-sft",
-        "model": {
-            "init": {
-                "config": json.loads((model / "config.json").read_text()),
-                "tokenizer": str(model),
-            }
-        },
+        "name": name,
+        "model": {"init": {"config": config, "tokenizer": str(model)}},
         "algorithm": {"type": "sft"},
         "data": {"train": file},
-        "parallel": {"tp": 2},
+        "parallel": {"tp": 2, "dp": 2},
         "optimizer": {"learning_rate": 1e-3},
-        "training": {"steps": STEPS, "global_batch_size": ROWS_A_STEP, "max_length": 64},
-        "checkpoint": {"every_steps": 10, "export": False},
-        "resources": {"cluster": "kubernetes"},
-        **changes,
+        "training": {
+            "steps": STEPS,
+            "global_batch_size": ROWS_A_STEP,
+            "max_length": 64,
+            **training,
+        },
+        "checkpoint": {"every_steps": SAVE_EVERY},
+        "resources": {"cluster": "kubernetes", "nodes": 2},
     }
-
-
-def _grpo(before: str) -> dict[str, Any]:
-    questions = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    return {
-        "name": "helm-grpo",
-        "model": {"from": f"job:{before}@latest"},
-        "algorithm": {"type": "grpo", "group_size": 2},
-        "environment": {"id": "reasoning_gym/chain_sum", "config": questions},
-        "parallel": {"tp": 2},
-        "rollout": {"max_new_tokens": 4},
-        "training": {"steps": 2, "global_batch_size": 8, "max_length": 128},
-        "resources": {"cluster": "kubernetes"},
-    }
-
-
-def _submit(api: httpx.Client, document: Mapping[str, Any]) -> str:
-    answer = api.post("/v1/jobs", json=document)
-    assert answer.status_code == 201, answer.text
-    return str(answer.json()["id"])
-
-
-def _wait(
-    api: httpx.Client, job: str, what: str, holds: Callable[[Mapping[str, Any]], bool]
-) -> Mapping[str, Any]:
-    deadline = time.monotonic() + SECONDS
-    while True:
-        found: Mapping[str, Any] = api.get(f"/v1/jobs/{job}").json()
-        if holds(found):
-            return found
-        assert found["state"] not in OVER, f"{job} did not get as far as {what}: {found}"
-        assert time.monotonic() < deadline, f"not within {SECONDS} s: {what} of {job}: {found}"
-        time.sleep(0.5)
-
-
-def _step(job: Mapping[str, Any]) -> int:
-    return int((job["progress"] or {"step": 0})["step"])
-
-
-def _listed(api: httpx.Client, path: str) -> list[dict[str, Any]]:
-    """All of a listing, page by page."""
-    found: list[dict[str, Any]] = []
-    after: dict[str, Any] = {}
-    while True:
-        page = api.get(path, params={"limit": 100, **after}).json()
-        found += page["data"]
-        if not page["has_more"]:
-            return found
-        after = {"after": page["last_id"]}
-
-
-def _ends_well(release: Release, api: httpx.Client, job: str, steps: int) -> None:
-    """Nothing that the job said on its way is missing, or there twice."""
-    ended = _wait(api, job, "SUCCEEDED", lambda found: found["state"] == "SUCCEEDED")
-    assert [attempt["reason"] for attempt in ended["attempts"]] == [None]
-    rows = _listed(api, f"/v1/jobs/{job}/metrics")
-    assert sorted(row["step"] for row in rows) == list(range(1, steps + 1))
-    checkpoints = _listed(api, f"/v1/jobs/{job}/checkpoints")
-    assert any(each["step"] == steps and each["latest"] for each in checkpoints)
-    assert api.get(f"/v1/jobs/{job}/logs", params={"attempt": 1}).text
-    _leaves_no_pod(release, job)
 
 
 def _leaves_no_pod(release: Release, job: str) -> None:
-    deadline = time.monotonic() + SECONDS
     selector = f"planish.io/job={job}"
-    while release.get("pods", "-l", selector)["items"]:
-        assert time.monotonic() < deadline, f"pods of {job} are left"
-        time.sleep(1)
+    wait_for(
+        lambda: not release.get("pods", "-l", selector)["items"], f"no pod of {job} is left", 120
+    )
 
 
-def test_jobs_run_from_the_service_to_their_checkpoints(release: Release, model: Path) -> None:
-    release.install(CHART, *WAIT)
-    assert "Phase:          Succeeded" in release.helm("test")
-    with release.api() as api:
-        file = upload(api, _rows())
-        sft = _submit(api, _sft(model, file))
-        _wait(api, sft, "some steps", lambda found: _step(found) >= 2)
-    (workload,) = release.get("workloads.kueue.x-k8s.io")["items"]
-    assert workload["spec"]["queueName"] == "planish"
+def _comes_back(client: Client, job: JobResource) -> None:
+    """All that a user asks a service about a job that has ended well."""
+    assert job.progress is not None
+    steps = job.progress.step
+    assert job.progress.total_steps == steps
+    assert [row.step for row in client.metrics(job.id)] == list(range(1, steps + 1))
+    newest = client.checkpoints(job.id)[-1]
+    assert (newest.step, newest.latest) == (steps, True)
+    assert client.log(job.id, attempt=1).text
+    numbers = [event.number for event in client.events(job.id)]
+    assert numbers == list(range(1, len(numbers) + 1))
 
-    # The control plane is replaced while the job trains.
+
+def _upgrade_while_it_trains(release: Release, job: JobResource) -> None:
+    """The control plane's pod is another one afterwards; the job's are the same."""
+    selector = f"planish.io/job={job.id}"
+    of_job = {each["metadata"]["uid"] for each in release.get("pods", "-l", selector)["items"]}
     pods = release.pods()
     release.upgrade(CHART, "--set", "server.accessLog=true", *WAIT)
     assert not release.pods() & pods
+    left = {each["metadata"]["uid"] for each in release.get("pods", "-l", selector)["items"]}
+    assert left <= of_job
 
-    with release.api() as api:
-        _ends_well(release, api, sft, STEPS)
-        grpo = _submit(api, _grpo(sft))
-        _ends_well(release, api, grpo, 2)
 
-        endless = _submit(api, _sft(model, file, training={"steps": 100_000, "max_length": 64}))
-        _wait(api, endless, "a step", lambda found: _step(found) >= 1)
-        assert api.post(f"/v1/jobs/{endless}/cancel").status_code == 202
-        _wait(api, endless, "CANCELLED", lambda found: found["state"] == "CANCELLED")
-        _leaves_no_pod(release, endless)
+def _lose_all_in_turn(kube: Kubernetes, client: Client, job: JobResource) -> list[str]:
+    """The head's pod, a worker's pod, and the place in the queue; returns the reasons for ends.
+
+    A worker's end is one for the attempt only where no other pod came for it in time.
+    """
+    until_checkpoint(client, job)
+    kube.lose(*kube.pods(f"{job.id}/1", "head"))
+    until_checkpoint(client, job, attempt=2)
+    kube.lose(*kube.pods(f"{job.id}/2", "worker"))
+    saved = client.checkpoints(job.id)[-1].step
+    _until_saved(client, job, saved + SAVE_EVERY)
+    newest = len(client.job(job.id).attempts)
+    kube.set_active(rayjob_name(job.id, newest), False)
+    return ["NODE_FAILURE"] * (newest - 1) + ["PREEMPTED"]
+
+
+def _until_saved(client: Client, job: JobResource, step: int) -> None:
+    wait_for(lambda: client.checkpoints(job.id)[-1].step >= step, f"step {step} is saved", SECONDS)
+
+
+def test_jobs_run_from_the_service_to_their_checkpoints(
+    release: Release, model: Path, tmp_path: Path
+) -> None:
+    release.install(CHART, *WAIT)
+    assert "Phase:          Succeeded" in release.helm("test")
+    with release.client() as client:
+        file = client.upload(_rows(tmp_path / "rows.jsonl")).id
+        calm = client.submit(_sft(model, file, "calm"))
+        until_checkpoint(client, calm)
+    (workload,) = release.get("workloads.kueue.x-k8s.io")["items"]
+    assert workload["spec"]["queueName"] == "planish"
+    _upgrade_while_it_trains(release, calm)
+
+    with release.client() as client:
+        calm = ended(client, calm)
+        _comes_back(client, calm)
+        _leaves_no_pod(release, calm.id)
+
+        faulty = client.submit(_sft(model, file, "faulty"))
+        reasons = _lose_all_in_turn(Kubernetes(release.namespace), client, faulty)
+        faulty = ended(client, faulty)
+        assert_as_calm(client, faulty, calm, tmp_path, reasons)
+        _leaves_no_pod(release, faulty.id)
+
+        training = {"steps": 2, "global_batch_size": 8, "max_length": 128}
+        layout = {"parallel": {"tp": 2}, "resources": {"cluster": "kubernetes"}}
+        grpo = client.submit(grpo_job(faulty, name="grpo", training=training, **layout))
+        _comes_back(client, ended(client, grpo))
+        _leaves_no_pod(release, grpo.id)
+
+        endless = client.submit(_sft(model, file, "endless", steps=100_000))
+        until_checkpoint(client, endless)
+        client.cancel(endless.id)
+        assert client.wait(endless.id).state.value == "CANCELLED"
+        _leaves_no_pod(release, endless.id)
 
     release.helm("uninstall", "--wait")
     assert release.left_after(120, set()) == set()

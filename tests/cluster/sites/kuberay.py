@@ -41,12 +41,13 @@ RAY_NEEDS = ("aiohttp_cors", "grpc", "opentelemetry.exporter.prometheus")
 class Kubernetes:
     """The cluster, as its administrator sees it, and a namespace in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str | None = None) -> None:
+        """Of a namespace that somebody else made, or of one that `up` makes."""
         self.path = Path(os.environ["KUBECONFIG"])
         self._client = kubernetes.config.new_client_from_config(str(self.path))
         self.core = kubernetes.client.CoreV1Api(self._client)
         self.custom = kubernetes.client.CustomObjectsApi(self._client)
-        self.namespace = f"planish-test-{secrets.token_hex(4)}"
+        self.namespace = namespace or f"planish-test-{secrets.token_hex(4)}"
         self.queue = self.namespace
 
     def up(self, *, queued: bool = True) -> None:
