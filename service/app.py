@@ -31,6 +31,7 @@ from service.reconciler.observer import Observer
 from service.settings import Settings
 from service.spec import EventBatch, JobSpec
 from service.store import Store
+from service.tracing import ServiceTracing
 from service.validation.submit import Validator
 
 _log = logging.getLogger(__name__)
@@ -67,9 +68,11 @@ def create_app(
             told once and kept only as a hash.
     """
     metrics = ServiceMetrics()
+    tracing = ServiceTracing(settings.traces_endpoint)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        tracing.open()
         opened = open_launchers(settings) if launchers is None else launchers
         service = await run_in_threadpool(
             _open,
@@ -82,6 +85,7 @@ def create_app(
             ),
             on_first_key,
             metrics.reconciler,
+            tracing,
         )
         app.state.service = service
         close_metrics = metrics.open(service.store, opened, lambda: health.reconcile_lag(service))
@@ -99,6 +103,7 @@ def create_app(
             for launcher in opened.values():
                 await run_in_threadpool(launcher.close)
             service.store.close()
+            await run_in_threadpool(tracing.close)
 
     app = FastAPI(
         title="Planish",
@@ -108,7 +113,7 @@ def create_app(
     )
     app.state.metrics = metrics
     app.add_middleware(BodyLimit, settings=settings)
-    app.add_middleware(RequestContext, metrics=metrics.requests)
+    app.add_middleware(RequestContext, metrics=metrics.requests, tracing=tracing)
     problems.install(app, api_routes())
     for router in ROUTERS:
         app.include_router(router)
@@ -130,6 +135,7 @@ def _open(
     catalogue: Catalogue,
     on_first_key: Callable[[str], None] | None,
     observer: Observer,
+    tracing: ServiceTracing,
 ) -> ServiceContext:
     # A folder that is made here is for this user alone: it will hold what people train on.
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -156,6 +162,7 @@ def _open(
             settings.base_url,
             timing=Timing(sweep=settings.reconcile_seconds),
             observer=observer,
+            tracing=tracing,
         ),
     )
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -59,6 +60,8 @@ class Settings(BaseModel):
     """Pause between two looks for news in an event or log stream."""
     catalogue_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
     """Limit for one call of the environments' own process."""
+    traces_endpoint: str | None = None
+    """Base URL of an OTLP/HTTP receiver of traces; null makes none."""
 
     @field_validator("data_dir")
     @classmethod
@@ -74,6 +77,21 @@ class Settings(BaseModel):
             if os.pathsep in str(path):
                 raise ValueError(f"the name of a folder must not hold {os.pathsep!r}: {path}")
         return value
+
+    @field_validator("traces_endpoint")
+    @classmethod
+    def _plain_url(cls, endpoint: str | None) -> str | None:
+        # It can be seen in the list of processes, and is handed on to each job's folder.
+        url = None if endpoint is None else urlsplit(endpoint)
+        if url is not None and (
+            url.scheme not in ("http", "https")
+            or not url.hostname
+            or url.username is not None
+            or url.query
+            or url.fragment
+        ):
+            raise ValueError("must be http(s)://HOST:PORT of an OTLP/HTTP receiver, with no key")
+        return endpoint
 
     @field_validator("bootstrap_key")
     @classmethod

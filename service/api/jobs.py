@@ -22,6 +22,7 @@ from service.catalogue import CatalogueUnavailable
 from service.jobs import ApiKey, Job, JobFolder, JobState, new_job_id
 from service.spec import JobSpec
 from service.store import Idempotency, IdempotencyConflict
+from service.tracing import joined
 from service.validation.resume import put_aside, put_back, read_submission
 from service.validation.submit import AcceptedJob
 
@@ -101,7 +102,7 @@ def _create(
     accepted = accept_job(service, spec)
     folder = JobFolder(service.settings.jobs_dir / new_job_id())
     resumed = put_aside(accepted.resume, folder) if accepted.resume is not None else None
-    context = accepted.context(folder.path.name, resumed)
+    context = joined(accepted.context(folder.path.name, resumed))
     try:
         job, created = service.store.jobs.create(
             context, document, created_by=caller.id, idempotency=idempotency

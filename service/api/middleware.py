@@ -15,14 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.problems import REQUEST_ID_HEADER, Refusal, problem_response
 from service.metrics import RequestMetrics
 from service.settings import MIB, Settings
+from service.tracing import ServiceTracing
 
 
 class RequestContext:
-    """Gives each request an id and counts it once it is answered."""
+    """Gives each request an id and a span, and counts it once it is answered."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, tracing: ServiceTracing) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,13 +42,16 @@ class RequestContext:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_with_id)
-        finally:
-            # The router leaves the route it took in the scope; without one it was a random path.
-            route = getattr(scope.get("route"), "path", None)
-            seconds = time.perf_counter() - started
-            self._metrics.observe(scope["method"], route, status, seconds)
+        with self._tracing.request(scope) as span:
+            try:
+                await self._app(scope, receive, send_with_id)
+            finally:
+                # The router leaves the route it took in the scope; without one it was a random
+                # path.
+                route = getattr(scope.get("route"), "path", None)
+                seconds = time.perf_counter() - started
+                self._metrics.observe(scope["method"], route, status, seconds)
+                span.answered(route, status)
 
 
 class BodyLimit:

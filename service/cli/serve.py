@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from service.cli.context import Exit, err
+
 
 def serve(
     data_dir: Annotated[
@@ -34,6 +36,10 @@ def serve(
         str | None,
         typer.Option(envvar="PLANISH_DATABASE_URL", help="SQLAlchemy URL; SQLite by default."),
     ] = None,
+    traces: Annotated[
+        str | None,
+        typer.Option(help="Send traces to this OTLP/HTTP receiver, as http://host:4318."),
+    ] = None,
     save_connection: Annotated[
         bool, typer.Option(help="Leave address and key for the other commands of this user.")
     ] = True,
@@ -43,6 +49,8 @@ def serve(
     # Imported here: the service's libraries take a second, and no other command needs them.
     from service.cli.server import run_server
 
+    if traces is not None:
+        _check_traces()
     options = {
         "data_dir": data_dir,
         "public_url": public_url,
@@ -51,5 +59,17 @@ def serve(
         "clusters_file": None if clusters is None else clusters.absolute(),
         "max_local_jobs": max_local_jobs,
         "database_url": database_url,
+        "traces_endpoint": traces,
     }
     run_server(host, port, options, save_connection=save_connection, access_log=access_log)
+
+
+def _check_traces() -> None:
+    """Says what to install, where traces are wanted and cannot be made."""
+    from service.tracing import check_installed
+
+    try:
+        check_installed()
+    except ImportError as error:
+        err().print(str(error), markup=False)
+        raise typer.Exit(Exit.REFUSED) from None

@@ -20,8 +20,10 @@ from service.reconciler.observer import Observer, calling
 from service.reconciler.spool import last_words, spooled
 from service.reconciler.verdicts import failures, judge, next_state
 from service.spec import JobContext, Outcome, Reason
+from service.spec.spans import SpanName
 from service.store import Claim, Store
 from service.store.attempts import AttemptEnd
+from service.tracing import ServiceTracing
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Actions:
     base_url: str
     timing: Timing
     observer: Observer
+    tracing: ServiceTracing
 
     def folder(self, job_id: str) -> JobFolder:
         """The job's folder."""
@@ -70,11 +73,13 @@ class Actions:
             case decisions.Queue():
                 self.store.jobs.queue(claim)
             case decisions.Open():
-                self._open(job, claim)
+                with self.tracing.attempt(SpanName.OPEN, job, job.attempt_count + 1):
+                    self._open(job, claim)
             case decisions.EndUnstarted(state, reason, message):
                 self.store.jobs.end_without_attempt(claim, state, reason, message)
             case decisions.Submit(attempt, context):
-                self._submit(attempt, context, claim)
+                with self.tracing.attempt(SpanName.SUBMIT, job, attempt.number):
+                    self._submit(attempt, context, claim)
             case decisions.MarkAlive(attempt):
                 self.store.attempts.alive(claim, attempt.number)
             case decisions.Stop(attempt, reason, message):
@@ -82,7 +87,8 @@ class Actions:
             case decisions.AskToEnd():
                 self.ask_to_end(action)
             case decisions.Finish(attempt, seen, finished_context):
-                self._finish(attempt, seen, finished_context, claim)
+                with self.tracing.attempt(SpanName.END, job, attempt.number):
+                    self._finish(attempt, seen, finished_context, claim)
 
     def ask_to_end(self, action: decisions.AskToEnd) -> None:
         """Has the launcher end the attempt; needs no claim, since it changes no row."""
@@ -112,7 +118,7 @@ class Actions:
             job_id=attempt.job_id,
             attempt=attempt.number,
             job_dir=self.folder(attempt.job_id).path,
-            context=context,
+            context=self.tracing.for_driver(context),
         )
         try:
             token = self._prepare(request)
@@ -123,6 +129,7 @@ class Actions:
             _log.warning("attempt %s of job %s: %s", attempt.number, attempt.job_id, error)
             # From here on the attempt is stopped like any other, so a process of it that is
             # late after all is found and ended.
+            self.tracing.note({"planish.reason": Reason.LAUNCH_FAILED})
             self.store.attempts.stopping(
                 claim, attempt.number, Reason.LAUNCH_FAILED, f"could not be started: {error}"
             )
@@ -151,6 +158,7 @@ class Actions:
             newest_steps = self.store.events.newest_checkpoints(attempt.job_id)
             before = failures(verdict.reason, attempt.number, earlier, newest_steps)
         state = next_state(verdict.reason, before, context.spec.retry if context else None)
+        self.tracing.note({"planish.reason": verdict.reason, "planish.job_state": state})
         if state is not JobState.RECOVERING:
             # A cluster may have queued it again by itself; nothing of it may start any more.
             self._cancel(attempt, 0.0)

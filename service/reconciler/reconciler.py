@@ -24,6 +24,7 @@ from service.reconciler.actions import Actions, Timing
 from service.reconciler.observer import Nobody, Observer, calling
 from service.spec import JobContext
 from service.store import Claim, ClaimLost, NotFound, Store
+from service.tracing import ServiceTracing
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Reconciler:
         *,
         timing: Timing | None = None,
         observer: Observer | None = None,
+        tracing: ServiceTracing | None = None,
     ) -> None:
         """Nothing happens before `start` or `sweep`.
 
@@ -53,13 +55,20 @@ class Reconciler:
             base_url: under which workers reach the service.
             timing: pauses and limits.
             observer: is told of rounds and of calls to launchers.
+            tracing: makes spans of what is done about attempts.
         """
         self._store = store
         self._launchers = launchers
         self._timing = timing or Timing()
         self._observer = observer or Nobody()
         self._actions = Actions(
-            store, launchers, jobs_dir.resolve(), base_url, self._timing, self._observer
+            store,
+            launchers,
+            jobs_dir.resolve(),
+            base_url,
+            self._timing,
+            self._observer,
+            tracing or ServiceTracing(),
         )
         self._contexts: dict[str, JobContext | None] = {}
         self._not_before: dict[str, float] = {}

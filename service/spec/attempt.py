@@ -50,6 +50,7 @@ from pydantic import Field
 from service.spec.base import SpecModel
 from service.spec.job import JobSpec
 from service.spec.other_models import Role
+from service.spec.spans import JobTrace
 
 
 class Reason(StrEnum):
@@ -128,6 +129,8 @@ class JobContext(SpecModel):
     """Path or URL of each file of rows, by the name that the spec gives it."""
     resume: ResumedCheckpoint | None = None
     """What the job goes on from while it has no checkpoint of its own."""
+    trace: Annotated[JobTrace | None, Field(exclude_if=lambda trace: trace is None)] = None
+    """The job's place in a trace; without one it makes no spans."""
 
 
 EventKind = Literal[
