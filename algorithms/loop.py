@@ -18,7 +18,7 @@ from algorithms.data.source import validate
 from algorithms.errors import JobFailure
 from algorithms.evaluate import Evaluator
 from algorithms.faults import StepGuard, StepRefused
-from algorithms.phases import PhaseClock
+from algorithms.phases import Around, PhaseClock, nothing_around
 from algorithms.prepare import Prepared, prepare
 from algorithms.protocols import Recorder, Workers
 from algorithms.reference_cache import ReferenceCache
@@ -26,6 +26,7 @@ from algorithms.samples import Samples, Source
 from algorithms.setup import open_parts
 from algorithms.update import Updates
 from service.spec import JobContext
+from service.spec.spans import SpanName
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -42,6 +43,7 @@ def open_loop(
     *,
     stop: Callable[[], JobFailure | None] = lambda: None,
     folder: Path | None = None,
+    around: Around = nothing_around,
 ) -> "Loop":
     """Opens what a job trains on; `Loop.run` then trains it.
 
@@ -54,6 +56,8 @@ def open_loop(
             `checkpoint` events are the `Checkpoints` implementation's to record.
         stop: asked after each step; where it has an answer, the loop saves and raises it.
         folder: where what is computed once is kept for later attempts; None keeps it in memory.
+        around: is entered around each round of the loop, and in it around the phases of the step,
+            evaluations and saves.
 
     Raises:
         JobFailure: what the job names cannot be used.
@@ -71,6 +75,7 @@ def open_loop(
         references=parts.references,
         validation_references=parts.validation_references,
         stop=stop,
+        around=around,
     )
 
 
@@ -107,6 +112,7 @@ class Loop:
     references: ReferenceCache | None = None
     validation_references: ReferenceCache | None = None
     stop: Callable[[], JobFailure | None] = lambda: None
+    around: Around = nothing_around
     step: int = 0
     guard: StepGuard = field(init=False)
     _updates: Updates = field(init=False)
@@ -147,21 +153,30 @@ class Loop:
         if self.step == 0 and spec.evaluation.at_start:
             self._evaluate()
         while self.step < total:
-            self._train_step(self.step + 1)
-            last = self.step == total
-            if last or _due(self.step, spec.evaluation.every_steps):
-                self._evaluate()
-            failure = None if last else self.stop()
-            if last or failure or _due(self.step, spec.checkpoint.every_steps):
-                self._save(required=last)
-            if failure is not None:
-                raise failure
+            with self.around(SpanName.STEP, self.step + 1):
+                self._round(self.step + 1)
         self.workers.checkpoints.drain()
+
+    def _round(self, step: int) -> None:
+        """A step, and what is due after it."""
+        spec = self.context.spec
+        self._train_step(step)
+        last = self.step == self.source.total_steps
+        if last or _due(self.step, spec.evaluation.every_steps):
+            self._evaluate()
+        failure = None if last else self.stop()
+        if last or failure or _due(self.step, spec.checkpoint.every_steps):
+            self._save(required=last)
+        if failure is not None:
+            raise failure
 
     def _train_step(self, step: int) -> None:
         """One step of the job: samples, their log-probs and advantages, updates, sync."""
         self._evaluations.clear()
-        clock = PhaseClock(on_enter=lambda phase: self._enter(step - 1, phase))
+        clock = PhaseClock(
+            on_enter=lambda phase: self._enter(step - 1, phase),
+            around=lambda phase: self.around(phase, step),
+        )
         samples = self.source.draw(step, clock)
         if step in self.guard.left_out:
             self._leave_out(samples, step)
@@ -263,6 +278,10 @@ class Loop:
         return {"tied_difference": difference}
 
     def _evaluate(self) -> None:
+        with self.around(SpanName.EVALUATION, self.step):
+            self._evaluate_all()
+
+    def _evaluate_all(self) -> None:
         if self.validation is not None:
             self._progress(self.step, "validation", always=True)
             found = validate(
@@ -311,9 +330,10 @@ class Loop:
             "faults": self.guard.state(),
             "algorithm": self.algorithm.state(),
         }
-        self.workers.checkpoints.save(
-            self.step, state, evaluations=tuple(self._evaluations), required=required
-        )
+        with self.around(SpanName.CHECKPOINT, self.step):
+            self.workers.checkpoints.save(
+                self.step, state, evaluations=tuple(self._evaluations), required=required
+            )
 
     def _enter(self, step: int, phase: str) -> None:
         self._progress(step, phase)

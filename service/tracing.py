@@ -70,7 +70,7 @@ class RequestSpan:
         for name, value in self._scope.get("path_params", {}).items():
             self._span.set_attribute(f"planish.path.{name}", str(value))
         if status >= 500:
-            failed(self._span, str(status))
+            failed(str(status))
 
     def join(self, context: JobContext) -> JobContext:
         """The job as a part of this request's trace."""

@@ -2,10 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import ray
+
 from algorithms.setup import open_chat
+from megatron_backend import tracing
 from megatron_backend.driver.frozen import FrozenModels
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.outcome import reason_of
@@ -17,6 +20,7 @@ from megatron_backend.workers.errors import RanksFailed
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
 from megatron_backend.workers.ray_session import here, ray_session
+from service.spec.spans import SpanName
 
 log = logging.getLogger("planish")
 
@@ -78,10 +82,11 @@ class JobRanks:
         Raises:
             RanksFailed: a rank died or hangs.
         """
-        self.frozen.load()
-        self.group.setup(self._job.context, fresh=fresh)
-        if self.generator is not None:
-            self.generator.open()
+        with tracing.span(SpanName.MODEL):
+            self.frozen.load()
+            self.group.setup(self._job.context, fresh=fresh)
+            if self.generator is not None:
+                self.generator.open()
 
     def restarting[T](self, work: Callable[[], T]) -> T:
         """Does `work`, and does it again with new ranks when some fail in it.
@@ -127,9 +132,15 @@ class JobRanks:
         return {here()}.union(*(group.nodes for group in groups))
 
     def stop(self) -> None:
-        """Ends all processes at once."""
-        for group in (self.group, *self.frozen.groups):
-            group.stop()
+        """Ends all processes at once, but for the last spans of one that is traced."""
+        groups = (self.group, *self.frozen.groups)
+        try:
+            if tracing.place() is not None:
+                sent = [answer for group in groups for answer in group.flush_spans()]
+                ray.wait(sent, num_returns=len(sent), timeout=tracing.RANKS_SECONDS)
+        finally:
+            for group in groups:
+                group.stop()
 
     def _warn(self, message: str) -> None:
         self._recorder.record("warning", {"message": message})
@@ -139,10 +150,10 @@ class JobRanks:
 def open_ranks(job: Job, recorder: SpoolRecorder) -> Iterator[JobRanks]:
     """A job's ranks, which end with the block."""
     gpus = job.context.spec.resources.gpus_per_node
-    with ray_session(job.processes, gpus=gpus):
-        ranks = JobRanks(job, recorder)
-        try:
-            with told_of_draining(ranks.nodes):
-                yield ranks
-        finally:
-            ranks.stop()
+    with ExitStack() as held:
+        with tracing.span(SpanName.CLUSTER):
+            held.enter_context(ray_session(job.processes, gpus=gpus))
+            ranks = JobRanks(job, recorder)
+            held.callback(ranks.stop)
+            held.enter_context(told_of_draining(ranks.nodes))
+        yield ranks

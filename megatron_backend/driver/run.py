@@ -9,6 +9,7 @@ from typing import Self
 from algorithms import loop
 from algorithms.errors import JobFailure
 from algorithms.protocols import Workers
+from megatron_backend import tracing
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt
 from megatron_backend.checkpoint.publish import Published
 from megatron_backend.driver.checkpoints import JobCheckpoints
@@ -24,6 +25,7 @@ from megatron_backend.workers.ray_session import set_environment
 from service.spec import Outcome, Reason
 from service.spec.durable import fsync_file, write_text
 from service.spec.fence import exclusive_lock
+from service.spec.spans import SpanName
 
 log = logging.getLogger("planish")
 
@@ -72,7 +74,9 @@ def _run_locked(folder: Path, attempt_folder: Path, attempt: int, stop: StopSign
     with ending:
         fence.take()
         _start_once(attempt_folder, attempt)
-        _run(open_job(folder, attempt), fence, stop)
+        job = open_job(folder, attempt)
+        ending.trace = tracing.AttemptTrace(job.context, attempt)
+        _run(job, fence, stop)
     return ending.exit_code
 
 
@@ -94,10 +98,16 @@ def _start_once(attempt_folder: Path, attempt: int) -> None:
 
 
 class _Ending:
-    """Turns whatever ends the block into an outcome and an exit code."""
+    """Turns whatever ends the block into an outcome and an exit code.
+
+    Attributes:
+        exit_code: the driver's.
+        trace: ends with the block.
+    """
 
     def __init__(self, fence: Fence, attempt_folder: Path, stop: StopSignal) -> None:
         self.exit_code = SUCCEEDED
+        self.trace = tracing.AttemptTrace()
         self._fence, self._attempt_folder, self._stop = fence, attempt_folder, stop
 
     def __enter__(self) -> Self:
@@ -115,12 +125,14 @@ class _Ending:
         stale = error if isinstance(error, StaleAttempt) else self._stale()
         if stale is not None:
             log.error("%s", stale)
+            self.trace.close("STALE")
             self.exit_code = STALE
             return True
         outcome = outcome_of(error, self._fence.attempt)
         if error is not None:
             log.error("attempt %d failed: %s", self._fence.attempt, outcome.reason, exc_info=error)
             self.exit_code = FAILED
+        self.trace.close(outcome.reason)
         write_outcome(self._attempt_folder, outcome)
         return True
 
@@ -141,9 +153,10 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
     )
     server = MetricsServer(metrics)
     try:
-        start = open_start(
-            job, fence, lambda message: recorder.record("warning", {"message": message})
-        )
+        with tracing.span(SpanName.CHECKPOINTS):
+            start = open_start(
+                job, fence, lambda message: recorder.record("warning", {"message": message})
+            )
         job = keep_model_files(job)
         check_tokenizers(job)
         set_environment(job.processes)
@@ -161,14 +174,16 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
                 scorer=ranks.frozen.scorer,
                 teacher=ranks.frozen.teacher,
             )
-            training = loop.open_loop(
-                job.context,
-                workers,
-                ranks.tokenizer,
-                recorder,
-                stop=stop.failure,
-                folder=job.folder / "reference",
-            )
+            with tracing.span(SpanName.DATA):
+                training = loop.open_loop(
+                    job.context,
+                    workers,
+                    ranks.tokenizer,
+                    recorder,
+                    stop=stop.failure,
+                    folder=job.folder / "reference",
+                    around=tracing.span,
+                )
             started = False
 
             def work() -> None:
@@ -180,7 +195,8 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
                 with stop.finishing(grace, bounds):
                     step = training.run()
                 if job.context.spec.checkpoint.export:
-                    export(job, fence, ranks.group, recorder, step=step)
+                    with tracing.span(SpanName.EXPORT, step):
+                        export(job, fence, ranks.group, recorder, step=step)
 
             ranks.restarting(work)
     finally:

@@ -15,6 +15,7 @@ import ray
 import torch
 from torch import Tensor
 
+from megatron_backend import tracing
 from megatron_backend.runtime import distributed
 from megatron_backend.signals import ignore_signals
 from megatron_backend.workers.connections import Connection, connections, hang_up
@@ -23,6 +24,7 @@ from megatron_backend.workers.machine import Neighbourhood, Place, RankNetwork, 
 from megatron_backend.workers.ray_session import here
 from service.spec import JobContext
 from service.spec.layout import Layout
+from service.spec.spans import JobTrace
 
 WATCH = {"watch": 1}
 """Concurrency group of the calls that are answered while another one is under way."""
@@ -61,6 +63,7 @@ class RankActor:
         warnings.filterwarnings("ignore", module=r"megatron\.core|torch\.distributed")
         ignore_signals()
         self._worker = worker(rank, layout)
+        self._rank, self._layout, self._group = rank, layout, group
         self._heartbeat = Heartbeat()
         self._network = RankNetwork()
 
@@ -85,16 +88,21 @@ class RankActor:
         )
 
     def call(
-        self, method: str, packed: tuple[Sequence[Any], Mapping[str, Any]]
+        self,
+        method: str,
+        packed: tuple[Sequence[Any], Mapping[str, Any]],
+        trace: JobTrace | None = None,
     ) -> tuple[Any, float]:
-        """Calls a method of the worker with (args, kwargs).
+        """Calls a method of the worker with (args, kwargs), as a part of `trace`.
 
         Returns:
             What it answered, tensors as numpy arrays, and `Call.own_seconds`.
         """
         args, kwargs = packed
-        with self._heartbeat.watching(method) as call:
-            result = getattr(self._worker, method)(*args, **kwargs)
+        with tracing.rank_span(trace, method, self._layout, self._rank, self._group):
+            with self._heartbeat.watching(method) as call:
+                result = getattr(self._worker, method)(*args, **kwargs)
+            tracing.note_own_seconds(call.own_seconds)
         # Megatron-Core patches how torch pickles tensors, so one that is sent from here could only
         # be read where Megatron is imported, which the driver must not have to do.
         return result.numpy() if isinstance(result, Tensor) else result, call.own_seconds
@@ -103,6 +111,11 @@ class RankActor:
     def beat(self) -> Beat:
         """What this rank is doing."""
         return self._heartbeat.beat()
+
+    @ray.method(concurrency_group="watch")
+    def flush_spans(self) -> None:
+        """Sends the spans that are not sent yet; see `tracing.flush`."""
+        tracing.flush()
 
     @ray.method(concurrency_group="watch")
     def connections(self) -> list[Connection]:

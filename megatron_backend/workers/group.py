@@ -25,6 +25,7 @@ from typing import Any, Concatenate, NoReturn
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from megatron_backend import tracing
 from megatron_backend.workers import connections
 from megatron_backend.workers.actor import WATCH, RankActor, Worker
 from megatron_backend.workers.deaths import death_of, is_network_error, oom_kills
@@ -135,11 +136,11 @@ class WorkerGroup[W: Worker]:
         arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
     ) -> list[R]:
         """As `call`, with each rank's own arguments."""
-        name = method.__name__
+        name, trace = method.__name__, tracing.place()
         # What several ranks get is handed over once.
         stored = {id(packed): ray.put(packed) for packed in {id(p): p for p in arguments}.values()}
         pending = {
-            actor.call.remote(name, stored[id(packed)]): rank
+            actor.call.remote(name, stored[id(packed)], trace): rank
             for rank, (actor, packed) in enumerate(zip(self._actors, arguments, strict=True))
         }
         answers = self._wait(pending, name)
@@ -174,6 +175,10 @@ class WorkerGroup[W: Worker]:
         self._unanswered = {}
         self._oom_kills = oom_kills()
         self._preparing, self.joined = self._prepare(), False
+
+    def flush_spans(self) -> list[ray.ObjectRef]:
+        """Has the ranks send the spans that they have not sent; an answer of each."""
+        return [actor.flush_spans.remote() for actor in self._actors]
 
     def stop(self) -> None:
         """Ends all ranks at once."""
@@ -245,8 +250,7 @@ class WorkerGroup[W: Worker]:
         return death_of(rank, error, oom_killed=oom_killed, group=self.name)
 
     def _beats(self, ranks: Sequence[int]) -> dict[int, Beat]:
-        asked = {self._actors[rank].beat.remote(): rank for rank in ranks}
-        return self._answers(asked)
+        return self._answers({self._actors[rank].beat.remote(): rank for rank in ranks})
 
     def _answers(self, asked: Mapping[ray.ObjectRef, int]) -> dict[int, Any]:
         """What those ranks answer that do so in time."""

@@ -87,7 +87,7 @@ class Tracer:
         try:
             yield span
         except BaseException as error:
-            failed(span, type(error).__name__)
+            failed(type(error).__name__)
             raise
         finally:
             contexts.detach(token)
@@ -126,8 +126,9 @@ def note(attributes: Mapping[str, Value]) -> None:
     trace.get_current_span().set_attributes(attributes)
 
 
-def failed(span: Span, error_type: str) -> None:
-    """Marks a span as failed, and says by what kind of error."""
+def failed(error_type: str) -> None:
+    """Marks the span around as failed, and says by what kind of error."""
+    span = trace.get_current_span()
     span.set_attribute("error.type", error_type)
     span.set_status(StatusCode.ERROR)
 
