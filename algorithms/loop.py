@@ -278,10 +278,11 @@ class Loop:
         return {"tied_difference": difference}
 
     def _evaluate(self) -> None:
-        with self.around(SpanName.EVALUATION, self.step):
-            self._evaluate_all()
+        if self.validation is not None or self.evaluator is not None:
+            with self.around(SpanName.EVALUATION, self.step):
+                self._evaluate_with_all()
 
-    def _evaluate_all(self) -> None:
+    def _evaluate_with_all(self) -> None:
         if self.validation is not None:
             self._progress(self.step, "validation", always=True)
             found = validate(
