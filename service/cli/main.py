@@ -9,6 +9,7 @@ import typer
 from service.cli import catalogue, data, jobs, transfers
 from service.cli.connection import KEY_VARIABLE, URL_VARIABLE, NotConfigured
 from service.cli.context import Exit, Session, err, out
+from service.cli.database import migrate
 from service.cli.documents import BadDocument
 from service.cli.rendering import print_api_error
 from service.cli.serve import serve
@@ -51,6 +52,7 @@ def root(
 
 
 app.command("serve")(serve)
+app.command("migrate")(migrate)
 app.command("submit")(jobs.submit)
 app.command("list")(jobs.list_jobs)
 app.command("show")(jobs.show)

@@ -15,14 +15,13 @@ import typer
 import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.app import create_app
 from service.cli.connection import SavedConnection, read_saved, save
 from service.cli.context import Exit, err, out
+from service.cli.database import prepare_database
 from service.installed import InvalidClusters, read_clusters
 from service.settings import BOOTSTRAP_KEY_VARIABLE, Settings
-from service.store.database import Database
 
 # Requests that are being answered get so long; streams end at once.
 _DRAIN_SECONDS = 3
@@ -85,7 +84,7 @@ def run_server(
     listener = _listen(host, port)
     settings = _settings({**options, "host": host, "port": listener.getsockname()[1]})
     _prepare(settings.data_dir)
-    _check_database(settings.store_url)
+    prepare_database(settings.store_url)
     _check_clusters(settings)
     first_keys: list[str] = []
     app = create_app(settings, on_first_key=first_keys.append)
@@ -111,19 +110,6 @@ def _prepare(data_dir: Path) -> None:
             pass
     except OSError as error:
         err().print(f"the data folder {data_dir} cannot be used: {error.strerror}", markup=False)
-        raise typer.Exit(Exit.REFUSED) from None
-
-
-def _check_database(url: str) -> None:
-    """Connects once, so that a database that cannot be used has a plain message."""
-    try:
-        database = Database(url)
-        with database.reading():
-            pass
-        database.close()
-    except (SQLAlchemyError, ImportError, ValueError) as error:
-        # The URL may hold a password, so it is not repeated.
-        err().print(f"the database cannot be used: {error}; see --database-url", markup=False)
         raise typer.Exit(Exit.REFUSED) from None
 
 

@@ -3,6 +3,8 @@
 import threading
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from service.store.database import Database
 
 SCRIPTS = Path(__file__).parent / "migrations"
@@ -10,18 +12,38 @@ _one_at_a_time = threading.Lock()
 """Alembic keeps what it works on in a module's globals, one for all threads of a process."""
 
 
+class NewerSchema(ValueError):
+    """The database was brought to a schema that this version does not know."""
+
+
 def migrate(database: Database) -> None:
     """Runs the migrations that are missing, all in one transaction.
 
     A service that is killed on the way leaves the old schema whole. Two that start together wait
     for each other.
+
+    Raises:
+        NewerSchema: a newer version has used the database; nothing was changed.
     """
     # Alembic takes a quarter of a second to import, and only this needs it.
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     with _one_at_a_time, database.writing() as connection:
+        if unknown := _revisions(connection) - known:
+            raise NewerSchema(
+                f"a newer version of Planish has used it (schema {', '.join(sorted(unknown))}); "
+                "run that version, or go back to a backup from before its start"
+            )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _revisions(connection: Connection) -> set[str]:
+    from alembic.migration import MigrationContext
+
+    return set(MigrationContext.configure(connection).get_current_heads())

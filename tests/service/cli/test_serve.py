@@ -12,9 +12,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import typer
-
-from service.cli import server
 
 PLANISH = str(Path(sys.executable).with_name("planish"))
 
@@ -119,25 +116,6 @@ def test_wrong_settings_end_with_a_reason_and_make_nothing(
     assert all(text in output for text in says), output
     assert "Traceback" not in output
     assert not data_dir.exists()
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("nonsense://x", "nonsense"),
-        ("sqlite://", "a database on disk"),
-        ("sqlite:////proc/planish.db", "unable to open"),
-    ],
-)
-def test_a_database_that_cannot_be_used_has_a_plain_message(
-    capsys: pytest.CaptureFixture[str], url: str, says: str
-) -> None:
-    with pytest.raises(typer.Exit) as ended:
-        server._check_database(url)
-    assert ended.value.exit_code == 2
-    text = " ".join(capsys.readouterr().err.split())
-    assert "the database cannot be used" in text
-    assert says in text
 
 
 def test_a_database_that_cannot_be_used_ends_the_service(data_dir: Path) -> None:
