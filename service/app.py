@@ -110,6 +110,8 @@ def create_app(
         lifespan=lifespan,
         separate_input_output_schemas=False,
         redirect_slashes=False,
+        # FastAPI has spans of its own, with what users send in them, which a variable turns on.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.metrics = metrics
     app.add_middleware(BodyLimit, settings=settings)
