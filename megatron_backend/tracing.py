@@ -48,13 +48,16 @@ def span(name: str, step: int | None = None) -> AbstractContextManager[object]:
 
 
 def place() -> JobTrace | None:
-    """The span around, for another process to make spans under; None where nothing is traced."""
+    """The span around, for another process to make spans under; None where nothing is traced, or
+    the trace was not chosen by the sampler."""
     if _tracer is None:
         return None
     from service.spec.otlp import traceparent
 
     found = traceparent()
-    return None if found is None else JobTrace(endpoint=_endpoint, traceparent=found)
+    if found is None or found.endswith("-00"):
+        return None
+    return JobTrace(endpoint=_endpoint, traceparent=found)
 
 
 class AttemptTrace:
@@ -71,8 +74,8 @@ class AttemptTrace:
             return
         try:
             _open(context.trace.endpoint, "planish-driver", tell=True)
-        except ImportError as error:
-            log.warning("no traces are made, since OpenTelemetry is not installed: %s", error)
+        except Exception as error:  # not installed, or a variable of the SDK is wrong
+            log.warning("no traces are made of this attempt: %r", error)
             return
         attributes: dict[str, Value] = {
             "planish.job_id": context.job_id,
@@ -116,7 +119,7 @@ def rank_span(
     """
     if trace is None:
         return nullcontext()
-    with suppress(ImportError):  # the driver has said so
+    with suppress(Exception):  # the driver has told of what may go wrong here
         _open(trace.endpoint, "planish-rank", tell=False)
         place = layout.coordinates(rank)
         attributes: dict[str, Value] = {"planish.rank": rank, "planish.group": group or "training"}

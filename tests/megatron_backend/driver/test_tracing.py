@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,16 @@ pytestmark = pytest.mark.long
 PARENT = "b" * 16
 TRACEPARENT = f"00-{'a' * 32}-{PARENT}-01"
 LOST = "traces are not taken at"
+GRPO: dict[str, Any] = {
+    "parallel": {"tp": 2},
+    "algorithm": {"type": "grpo", "group_size": 4, "kl_coef": 0.1},
+    "data": None,
+    "environment": {"id": "reasoning_gym/chain_sum", "config": {"max_terms": 2, "max_digits": 1}},
+    "rollout": {"max_new_tokens": 6},
+    "training": {"steps": 2, "global_batch_size": 8, "max_length": 128},
+    "evaluation": {"items": 4, "every_steps": 2},
+    "checkpoint": {"export": False},
+}
 
 
 def trace(folder: Path, endpoint: str) -> None:
@@ -80,3 +91,45 @@ def test_sigterm_sends_the_last_spans_of_all_processes(tmp_path: Path) -> None:
     assert [step.attributes["planish.step"] for step in steps] == list(range(1, taken + 1))
     assert len(calls) == 2 * taken
     assert LOST not in tiny_job.log_text(folder)
+
+
+def write_grpo(folder: Path) -> Path:
+    """A job that samples, of a tiny model with room for 128 tokens."""
+    tiny_job.write_job(folder, **GRPO)
+    path = folder / "context.json"
+    document = json.loads(path.read_text())
+    document["model"]["config"]["max_position_embeddings"] = 128
+    path.write_text(json.dumps(document))
+    return folder
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    """All that a job has measured, but times."""
+    return [
+        {name: value for name, value in event.data.items() if not name.startswith("seconds")}
+        for event in tiny_job.events(folder)
+        if event.kind in ("metrics", "evaluation", "sample")
+    ]
+
+
+def test_a_job_that_samples_has_its_phases_and_the_same_numbers(tmp_path: Path) -> None:
+    plain = write_grpo(tmp_path / "plain")
+    assert tiny_job.start(plain).wait() == 0, tiny_job.log_text(plain)
+    traced = write_grpo(tmp_path / "traced")
+    with open_receiver() as receiver:
+        trace(traced, receiver.url)
+        assert tiny_job.start(traced).wait() == 0, tiny_job.log_text(traced)
+        spans = {span.id: span for span in receiver.spans()}
+    assert numbers(traced) == numbers(plain)
+    assert len(numbers(traced)) > 2
+    found = {(spans[s.parent].name, s.name) for s in spans.values() if s.parent != PARENT}
+    phases = ("rollout", "reward", "logprobs", "advantage", "update", "sync")
+    assert {(SpanName.STEP, phase) for phase in phases} <= found
+    assert {
+        ("rollout", "generate"),
+        ("logprobs", "log_probs"),
+        ("update", "train_step"),
+        ("sync", "sync_weights"),
+        (SpanName.EVALUATION, "generate"),
+        (SpanName.MODEL, "setup_generation"),
+    } <= found
