@@ -9,7 +9,7 @@ set -euo pipefail
 
 slurm=(
     slurmctld slurmd slurmdbd munge slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin
-    mariadb-server openssh-client openssh-server
+    mariadb-server openssh-client openssh-server prometheus
 )
 images=(podman buildah runc netavark aardvark-dns catatonit debootstrap)
 kube=(
@@ -22,7 +22,7 @@ for part in "${@:-all}"; do
     case "$part" in
         slurm) wanted+=("${slurm[@]}") ;;
         kube) wanted+=("${kube[@]}") ;;
-        helm) wanted+=("${kube[@]}" "${images[@]}" postgresql) ;;
+        helm) wanted+=("${kube[@]}" "${images[@]}" postgresql prometheus) ;;
         image) wanted+=("${images[@]}") ;;
         prometheus) wanted+=(prometheus prometheus-alertmanager) ;;
         rayjobs) ;;

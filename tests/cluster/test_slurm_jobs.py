@@ -5,6 +5,7 @@ every row in its turn, the same weights to the bit, and each attempt counted.
 """
 
 import json
+import shutil
 import socket
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 
 from service.api.resources import JobResource
 from service.client import Client
+from tests.cluster.prometheus.server import Prometheus, assert_scraped, beside, prometheus
 from tests.cluster.sites.slurm import Slurm, SlurmSite, slurm_up
 from tests.cluster.whole_jobs import assert_as_calm, ended, grpo_job, until_checkpoint
 from tests.end_to_end.conftest import ROWS_A_STEP, sft_job
@@ -48,7 +50,13 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.fixture(scope="module")
-def service(slurm: Slurm, model_root: Path) -> Iterator[ServiceProcess]:
+def metrics_port() -> int:
+    """For the drivers' own metrics; jobs run one after the other here."""
+    return _free_port()
+
+
+@pytest.fixture(scope="module")
+def service(slurm: Slurm, model_root: Path, metrics_port: int) -> Iterator[ServiceProcess]:
     """`planish serve` whose only cluster is that SLURM."""
     folder = slurm.folder.parent
     cluster = {
@@ -59,21 +67,37 @@ def service(slurm: Slurm, model_root: Path) -> Iterator[ServiceProcess]:
         "poll_seconds": 0.5,
         "nodes": 2,
         "gpus_per_node": 0,
-        "env": {"OMP_NUM_THREADS": "1"},
+        "env": {"OMP_NUM_THREADS": "1", "PLANISH_METRICS_PORT": str(metrics_port)},
     }
     clusters = folder / "clusters.yaml"
     clusters.write_text(json.dumps({"clusters": {"slurm": cluster}}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     running = ServiceProcess(
-        folder, port=port, model_root=model_root, options=["--clusters", str(clusters)]
+        folder, port=_free_port(), model_root=model_root, options=["--clusters", str(clusters)]
     )
     try:
         running.start()
         yield running
     finally:
         running.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(
+    service: ServiceProcess, metrics_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus | None]:
+    """A Prometheus beside SLURM, from before the first job; null where none is installed."""
+    if shutil.which("prometheus") is None:
+        yield None
+        return
+    config = beside(service.url.removeprefix("http://"), f"127.0.0.1:{metrics_port}")
+    with prometheus(tmp_path_factory.mktemp("prometheus"), config) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +119,11 @@ def sft(client: Client, model_root: Path, rows: Path) -> Callable[[str], JobReso
 
 
 @pytest.fixture(scope="module")
-def calm(client: Client, sft: Callable[[str], JobResource]) -> JobResource:
-    """An SFT job that nothing happened to."""
+def calm(
+    client: Client, sft: Callable[[str], JobResource], server: Prometheus | None
+) -> JobResource:
+    """An SFT job that nothing happened to, while `server` looked on."""
+    assert server is None or server.firing() == {}
     return ended(client, sft("calm"))
 
 
@@ -123,6 +150,14 @@ def test_a_job_trains_over_two_machines(client: Client, calm: JobResource) -> No
     spans = [(row.values["data_start"], row.values["data_end"]) for row in metrics]
     assert spans == [(ROWS_A_STEP * s, ROWS_A_STEP * (s + 1)) for s in range(STEPS)]
     assert metrics[-1].values["loss"] < metrics[0].values["loss"]
+
+
+def test_prometheus_scrapes_the_service_and_the_job_s_driver(
+    client: Client, calm: JobResource, server: Prometheus | None
+) -> None:
+    if server is None:
+        pytest.skip("prometheus is not installed")
+    assert_scraped(server, client, calm)
 
 
 def test_g01_a_preempted_job_goes_on_when_slurm_starts_it_again(

@@ -13,8 +13,10 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from quickstart.model import build_config, build_tokenizer
 from service.api.resources import JobResource
@@ -23,6 +25,12 @@ from service.launchers.kuberay.names import rayjob_name
 from tests.cluster.helm import workers
 from tests.cluster.helm.conftest import CHART, USER, Programs
 from tests.cluster.helm.release import WAIT, Release
+from tests.cluster.prometheus.server import (
+    Prometheus,
+    assert_scraped,
+    in_kubernetes,
+    prometheus,
+)
 from tests.cluster.sites.kuberay import Kubernetes, skip_unless_there, wait_for
 from tests.cluster.whole_jobs import assert_as_calm, ended, grpo_job, until_checkpoint
 
@@ -56,10 +64,35 @@ def _values(control_plane: Mapping[str, Any], host_folder: Path) -> dict[str, An
             "path": str(host_folder),
             "hostPath": {"path": str(host_folder)},
         },
-        "clusters": {"kubernetes": workers.options(host_folder.parent, kubeconfig)},
+        "clusters": {
+            "kubernetes": {
+                **workers.options(host_folder.parent, kubeconfig),
+                "metrics_port": 9464,
+            }
+        },
         # This machine has fewer cores than the jobs ask for; Kueue does not know.
         "kueue": {"create": True, "quota": {"cpu": "64", "memory": "256Gi"}},
     }
+
+
+@pytest.fixture
+def server(release: Release, tmp_path: Path) -> Iterator[Prometheus | None]:
+    """A Prometheus in the node's network; null where the node has none that can be entered."""
+    entered = Path("/run/netns/planish")
+    if shutil.which("prometheus") is None or not entered.exists():
+        yield None
+        return
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    kubeconfig = Path(os.environ["KUBECONFIG"])
+    address = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+    with prometheus(
+        folder,
+        in_kubernetes(kubeconfig, release.namespace),
+        within=("ip", "netns", "exec", entered.name),
+        host=str(urlsplit(address).hostname),
+    ) as running:
+        yield running
 
 
 @pytest.fixture
@@ -158,7 +191,7 @@ def _until_saved(client: Client, job: JobResource, step: int) -> None:
 
 
 def test_jobs_run_from_the_service_to_their_checkpoints(
-    release: Release, model: Path, tmp_path: Path
+    release: Release, model: Path, server: Prometheus | None, tmp_path: Path
 ) -> None:
     release.install(CHART, *WAIT)
     assert "Phase:          Succeeded" in release.helm("test")
@@ -173,6 +206,8 @@ def test_jobs_run_from_the_service_to_their_checkpoints(
     with release.client() as client:
         calm = ended(client, calm)
         _comes_back(client, calm)
+        if server is not None:
+            assert_scraped(server, client, calm)
         _leaves_no_pod(release, calm.id)
 
         faulty = client.submit(_sft(model, file, "faulty"))

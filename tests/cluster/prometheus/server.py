@@ -4,7 +4,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,9 @@ from typing import Any
 
 import httpx
 import yaml
+
+from service.api.resources import JobResource
+from service.client import Client
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
 READY_SECONDS = 60.0
@@ -48,6 +51,15 @@ class Prometheus:
         return dict(answer["data"])
 
 
+def assert_scraped(server: Prometheus, client: Client, job: JobResource) -> None:
+    """What the service and the driver told of a job while it ran is what the job said itself."""
+    losses = {row.values["loss"] for row in client.metrics(job.id)}
+    for told_by in ("planish", "planish-drivers"):
+        series = f'planish_job_loss{{job="{told_by}", job_id="{job.id}"}}'
+        seen = server.value(f"last_over_time({series}[1h])")
+        assert seen in losses, (told_by, seen)
+
+
 def wait_until[Found](look: Callable[[], Found], what: str, seconds: float) -> Found:
     """The first thing found that counts as true."""
     deadline = time.monotonic() + seconds
@@ -59,32 +71,65 @@ def wait_until[Found](look: Callable[[], Found], what: str, seconds: float) -> F
         time.sleep(0.3)
 
 
-@contextmanager
-def prometheus(folder: Path, *, target: str) -> Iterator[Prometheus]:
-    """Starts one in `folder` that scrapes `target` (host:port) as the job `planish`."""
-    shutil.copytree(DEPLOY / "rules", folder / "rules")
-    config = yaml.safe_load((DEPLOY / "planish.yml").read_text())
+def beside(service: str, *drivers: str) -> dict[str, Any]:
+    """The configuration of one machine: addresses (host:port) of the service and of drivers."""
+    config = _config("planish.yml")
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [service]}]
+    if drivers:
+        found = [{"targets": list(drivers)}]
+        config["scrape_configs"].append({"job_name": "planish-drivers", "static_configs": found})
+    return config
+
+
+def in_kubernetes(kubeconfig: Path, namespace: str) -> dict[str, Any]:
+    """The configuration of Kubernetes, held to one namespace."""
+    config = _config("kubernetes.yml")
+    for scraped in config["scrape_configs"]:
+        for found in scraped["kubernetes_sd_configs"]:
+            found |= {"kubeconfig_file": str(kubeconfig), "namespaces": {"names": [namespace]}}
+    return config
+
+
+def _config(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((DEPLOY / name).read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    return config
+
+
+@contextmanager
+def prometheus(
+    folder: Path, config: Mapping[str, Any], *, within: Sequence[str] = (), host: str = "127.0.0.1"
+) -> Iterator[Prometheus]:
+    """Starts one in `folder`.
+
+    Args:
+        folder: for its configuration, data and log; it is there.
+        config: see `beside` and `in_kubernetes`.
+        within: a command that runs another in a network of its own.
+        host: its address, as this process reaches it.
+    """
+    shutil.copytree(DEPLOY / "rules", folder / "rules")
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        port = probe.getsockname()[1]
     log = folder / "prometheus.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
+                *within,
                 "prometheus",
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={address}",
+                f"--web.listen-address={host}:{port}",
             ],
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
         )
     try:
-        with httpx.Client(base_url=f"http://{address}", timeout=30, trust_env=False) as http:
+        url = f"http://{host}:{port}"
+        with httpx.Client(base_url=url, timeout=30, trust_env=False) as http:
             wait_until(lambda: _ready(process, http, log), "Prometheus is ready", READY_SECONDS)
             yield Prometheus(http)
     finally:

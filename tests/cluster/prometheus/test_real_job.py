@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from tests.cluster.prometheus.server import Prometheus, prometheus, wait_until
+from tests.cluster.prometheus.server import Prometheus, beside, prometheus, wait_until
 from tests.end_to_end.conftest import model_root as model_root
 from tests.end_to_end.conftest import rows as rows
 from tests.end_to_end.conftest import sft_job
@@ -41,7 +41,7 @@ def service(tmp_path: Path, model_root: Path) -> Iterator[ServiceProcess]:
 def server(service: ServiceProcess, tmp_path: Path) -> Iterator[Prometheus]:
     folder = tmp_path / "prometheus"
     folder.mkdir()
-    with prometheus(folder, target=service.url.removeprefix("http://")) as running:
+    with prometheus(folder, beside(service.url.removeprefix("http://"))) as running:
         yield running
 
 
