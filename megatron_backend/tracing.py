@@ -31,6 +31,9 @@ RANKS_SECONDS = 1.0
 DRIVER_SECONDS = 1.0
 """How long the driver may take after that."""
 
+_SAMPLED = 1
+"""The bit of a traceparent's flags."""
+
 _tracer: "Tracer | None" = None
 _endpoint = ""
 
@@ -55,7 +58,7 @@ def place() -> JobTrace | None:
     from service.spec.otlp import traceparent
 
     found = traceparent()
-    if found is None or found.endswith("-00"):
+    if found is None or not int(found[-2:], 16) & _SAMPLED:
         return None
     return JobTrace(endpoint=_endpoint, traceparent=found)
 

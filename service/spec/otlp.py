@@ -5,7 +5,7 @@ The SDK does the work. Around it stands what makes that fit to run beside a job:
 - Spans are handed to a thread, which sends them in batches and drops what finds no room. So a span
   costs some microseconds, whether the receiver is quick, slow or not there.
 - The SDK and its exporter complain at every batch. They are muted here; whoever opens a tracer is
-  told once that spans get lost, and not again.
+  told once that spans get lost, and why, and not again.
 - The SDK waits for up to 30 s at the end. `close` and `flush` wait for as long as they are told.
 - The SDK draws ids from Python's `random`, which environments and libraries seed. Ranks that are
   seeded alike would then make the same ids, and every span would change the draws that follow. So
@@ -40,6 +40,19 @@ _LONGEST_VALUE = 256
 _MUTED = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 
 
+class _Complaint(logging.Handler):
+    """Keeps the last thing that the muted ones have said, on one line."""
+
+    text = "no answer in time"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called for each of their lines."""
+        self.text = " ".join(record.getMessage().split())[:_LONGEST_VALUE]
+
+
+_complaint = _Complaint(logging.WARNING)
+
+
 class Tracer:
     """Makes spans of one process and sends them.
 
@@ -52,7 +65,7 @@ class Tracer:
     def __init__(self, endpoint: str, service: str, tell: Callable[[str], None]) -> None:
         for name in _MUTED:
             logging.getLogger(name).propagate = False
-            logging.getLogger(name).addHandler(logging.NullHandler())
+            logging.getLogger(name).addHandler(_complaint)
         self._exporter = _Exporter(endpoint, tell)
         self._processor = BatchSpanProcessor(self._exporter)
         self._provider = TracerProvider(
@@ -151,8 +164,8 @@ class _Exporter(OTLPSpanExporter):
         """Some spans did not get there."""
         if self._told.acquire(blocking=False):  # never given back: once is enough
             self._tell(
-                f"traces are not taken at {self._base}; what is not taken is dropped, and nothing "
-                "else suffers. This is said once"
+                f"traces are not taken at {self._base} ({_complaint.text}); what is not taken is "
+                "dropped, and nothing else suffers. This is said once"
             )
 
 
