@@ -155,7 +155,7 @@ def _comes_back(client: Client, job: JobResource) -> None:
     newest = client.checkpoints(job.id)[-1]
     assert (newest.step, newest.latest) == (steps, True)
     assert client.log(job.id, attempt=1).text
-    numbers = [event.number for event in client.events(job.id)]
+    numbers = [event.id for event in client.events(job.id)]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
