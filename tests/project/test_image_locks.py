@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 # Where a package is not called as its module is.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "yaml": "pyyaml"}
 LOADERS = ("import_module", "find_spec")
 LOCKS = ("build", "service", "worker")
 
