@@ -51,7 +51,7 @@ LABEL org.opencontainers.image.title="Planish worker" \
 # and ends a driver that has process 1's deaf ear for signals.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends tini wget \
-    && apt-get clean && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/lock
+    && apt-get clean && rm -rf /var/lib/apt/lists/*
 # The same number as the control plane's: both write into the jobs' folders.
 RUN groupadd --gid 10001 planish \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /bin/bash planish

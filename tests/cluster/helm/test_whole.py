@@ -25,6 +25,7 @@ from service.launchers.kuberay.names import rayjob_name
 from tests.cluster.helm import workers
 from tests.cluster.helm.conftest import CHART, USER, Programs
 from tests.cluster.helm.release import WAIT, Release
+from tests.cluster.prometheus.pods import discovered
 from tests.cluster.prometheus.server import (
     Prometheus,
     assert_scraped,
@@ -86,12 +87,15 @@ def server(release: Release, tmp_path: Path) -> Iterator[Prometheus | None]:
     folder.mkdir()
     kubeconfig = Path(os.environ["KUBECONFIG"])
     address = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
-    with prometheus(
-        folder,
-        in_kubernetes(kubeconfig, release.namespace),
-        within=("ip", "netns", "exec", entered.name),
-        host=str(urlsplit(address).hostname),
-    ) as running:
+    with (
+        discovered(lambda: release.get("pods")["items"], folder / "pods.json") as pods,
+        prometheus(
+            folder,
+            in_kubernetes(pods),
+            within=("ip", "netns", "exec", entered.name),
+            host=str(urlsplit(address).hostname),
+        ) as running,
+    ):
         yield running
 
 

@@ -82,12 +82,12 @@ def beside(service: str, *drivers: str) -> dict[str, Any]:
     return config
 
 
-def in_kubernetes(kubeconfig: Path, namespace: str) -> dict[str, Any]:
-    """The configuration of Kubernetes, held to one namespace."""
+def in_kubernetes(pods: Path) -> dict[str, Any]:
+    """The configuration of Kubernetes, whose pods stand in a file (see pods.py)."""
     config = _config("kubernetes.yml")
     for scraped in config["scrape_configs"]:
-        for found in scraped["kubernetes_sd_configs"]:
-            found |= {"kubeconfig_file": str(kubeconfig), "namespaces": {"names": [namespace]}}
+        assert scraped.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+        scraped["file_sd_configs"] = [{"files": [str(pods)], "refresh_interval": "1s"}]
     return config
 
 
