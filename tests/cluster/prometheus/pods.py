@@ -1,6 +1,6 @@
 """The pods of a namespace as Prometheus' own discovery finds them.
 
-Debian builds Prometheus without its discovery of Kubernetes. The same targets, with the same labels,
+Debian builds Prometheus without its discovery of Kubernetes. The same targets with the same labels
 come by a file here, so the relabelling of deploy/prometheus/kubernetes.yml is what is tested.
 """
 
@@ -57,7 +57,10 @@ def _targets(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for container in pod["spec"]["containers"]:
         for port in container.get("ports") or [{}]:
             number = port.get("containerPort")
-            more = {"container_port_name": port.get("name", ""), "container_port_number": number}
+            more = {
+                "pod_container_port_name": port.get("name"),
+                "pod_container_port_number": number,
+            }
             found = {f"__meta_kubernetes_{k}": str(v) for k, v in {**labels, **more}.items() if v}
             yield {
                 "targets": [address if number is None else f"{address}:{number}"],

@@ -40,6 +40,11 @@ class Prometheus:
         """Every rule that is loaded, with its health and its alerts."""
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
 
+    def targets(self) -> list[tuple[str, str, str]]:
+        """What is scraped: its address, health and last error."""
+        found = self._ask("targets")["activeTargets"]
+        return [(each["scrapeUrl"], each["health"], each["lastError"]) for each in found]
+
     def firing(self) -> dict[str, dict[str, Any]]:
         """The alerts that fire, by name."""
         alerts = self._ask("alerts")["alerts"]
@@ -57,7 +62,7 @@ def assert_scraped(server: Prometheus, client: Client, job: JobResource) -> None
     for told_by in ("planish", "planish-drivers"):
         series = f'planish_job_loss{{job="{told_by}", job_id="{job.id}"}}'
         found = server.query(f"last_over_time({series}[1h])")
-        assert found, f"{told_by} was not scraped"
+        assert found, (f"{told_by} was not scraped", server.targets())
         assert {float(sample["value"][1]) for sample in found} <= losses, (told_by, found)
 
 
