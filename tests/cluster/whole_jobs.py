@@ -66,10 +66,8 @@ def assert_as_calm(
         reasons: why each attempt of `job` but the last ended.
     """
     assert [attempt.reason for attempt in calm.attempts] == [None]
-    assert [attempt.reason and attempt.reason.value for attempt in job.attempts] == [
-        *reasons,
-        None,
-    ], [attempt.message for attempt in job.attempts]
+    told = [(each.reason and each.reason.value, each.message) for each in job.attempts]
+    assert [reason for reason, _ in told] == [*reasons, None], told
     started = [event for event in client.events(job.id) if event.kind == "started"]
     assert [event.attempt for event in started] == list(range(1, len(reasons) + 2))
     resumed = [event.data["resumed_from_step"] for event in started]

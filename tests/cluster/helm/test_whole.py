@@ -175,23 +175,15 @@ def _upgrade_while_it_trains(release: Release, job: JobResource) -> None:
 
 
 def _lose_all_in_turn(kube: Kubernetes, client: Client, job: JobResource) -> list[str]:
-    """The head's pod, a worker's pod, and the place in the queue; returns the reasons for ends.
-
-    A worker's end is one for the attempt only where no other pod came for it in time.
-    """
+    """The head's pod without a word, a worker's pod by a wish, and the place in the queue; returns
+    the reasons for the attempts' ends."""
     until_checkpoint(client, job)
     kube.lose(*kube.pods(f"{job.id}/1", "head"))
     until_checkpoint(client, job, attempt=2)
-    kube.lose(*kube.pods(f"{job.id}/2", "worker"))
-    saved = client.checkpoints(job.id)[-1].step
-    _until_saved(client, job, saved + SAVE_EVERY)
-    newest = len(client.job(job.id).attempts)
-    kube.set_active(rayjob_name(job.id, newest), False)
-    return ["NODE_FAILURE"] * (newest - 1) + ["PREEMPTED"]
-
-
-def _until_saved(client: Client, job: JobResource, step: int) -> None:
-    wait_for(lambda: client.checkpoints(job.id)[-1].step >= step, f"step {step} is saved", SECONDS)
+    kube.delete(*kube.pods(f"{job.id}/2", "worker"))
+    until_checkpoint(client, job, attempt=3)
+    kube.set_active(rayjob_name(job.id, 3), False)
+    return ["NODE_FAILURE", "PREEMPTED", "PREEMPTED"]
 
 
 def test_jobs_run_from_the_service_to_their_checkpoints(

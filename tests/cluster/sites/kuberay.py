@@ -112,6 +112,10 @@ class Kubernetes:
         """A pod's end without a word to it, as when its machine goes."""
         self.core.delete_namespaced_pod(pod, self.namespace, grace_period_seconds=0)
 
+    def delete(self, pod: str) -> None:
+        """A pod's end as somebody's wish: it is told, and has its grace."""
+        self.core.delete_namespaced_pod(pod, self.namespace)
+
     def _is_active(self) -> bool:
         found: Any = self.custom.get_namespaced_custom_object(
             *KUEUE, self.namespace, "localqueues", QUEUE
