@@ -37,7 +37,6 @@ from tests.cluster.whole_jobs import assert_as_calm, ended, grpo_job, until_chec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
-SECONDS = 420
 STEPS, SAVE_EVERY, ROWS_A_STEP = 40, 5, 10
 
 
