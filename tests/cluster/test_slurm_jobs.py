@@ -67,7 +67,8 @@ def service(slurm: Slurm, model_root: Path, metrics_port: int) -> Iterator[Servi
         "poll_seconds": 0.5,
         "nodes": 2,
         "gpus_per_node": 0,
-        "env": {"OMP_NUM_THREADS": "1", "PLANISH_METRICS_PORT": str(metrics_port)},
+        "env": {"OMP_NUM_THREADS": "1"},
+        "metrics_port": metrics_port,
     }
     clusters = folder / "clusters.yaml"
     clusters.write_text(json.dumps({"clusters": {"slurm": cluster}}))

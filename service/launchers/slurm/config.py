@@ -140,6 +140,9 @@ class SlurmCluster(ClusterConfig):
     preempted where that is longer."""
     requeue_seconds: Annotated[float, Field(ge=0)] = 60.0
     """A preempted job, or one that lost a machine, is waited for so long to be queued again."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of the first machine on which the driver serves metrics; 0 takes a free one, which the
+    attempt's log names; null serves none."""
 
     tunnel: Annotated[
         LocalTunnelConfig | NemoRunTunnelConfig | SshTunnelConfig, Field(discriminator="type")

@@ -112,6 +112,8 @@ def batch_script(
         # /proc/PID/environ.
         "SPT_NOENV": "1",
     }
+    if cluster.metrics_port is not None:
+        variables["PLANISH_METRICS_PORT"] = str(cluster.metrics_port)
     return _TEMPLATE.substitute(
         options=options,
         job_dir=shlex.quote(str(request.job_dir)),

@@ -140,6 +140,13 @@ def test_one_machine_runs_the_driver_and_several_meet_first(tmp_path: Path) -> N
     assert "srun --ntasks-per-node=1 --nodes=2 --ntasks=2 python3 -m megatron_backend.ray_no" in two
 
 
+def test_a_driver_serves_metrics_where_the_cluster_says_so(tmp_path: Path) -> None:
+    request = request_of(tmp_path)
+    assert "METRICS" not in batch_script(SlurmCluster(), request)
+    script = batch_script(SlurmCluster(metrics_port=9464), request)
+    assert "export PLANISH_METRICS_PORT=9464\n" in script
+
+
 def test_containers(tmp_path: Path) -> None:
     image = "nvcr.io#nvidia/pytorch:25.01-py3; touch pwned"
     pyxis = {"type": "pyxis", "image": image, "mounts": ["/shared:/shared"]}
