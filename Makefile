@@ -51,4 +51,4 @@ lock: setup ## resolve the dependencies anew into requirements.lock
 	@deploy/docker/lock.sh
 
 clean: ## remove what the targets above made
-	rm -rf .venv .venv-te .venv-bench .venv-parity .uv build dist *.egg-info quickstart/out quickstart/result.json
+	rm -rf .venv .venv-te .venv-bench .venv-parity .venv-nemo-run .uv build dist *.egg-info quickstart/out quickstart/result.json

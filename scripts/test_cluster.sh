@@ -120,8 +120,13 @@ lane_kubernetes() {
 }
 
 lane_others() {
-    ! wants slurm ||
-        part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py -- -k slurm
+    ! wants slurm || {
+        # Without it the tests of NeMo-Run's tunnels skip, and say so.
+        scripts/nemo_run_env.sh .venv-nemo-run &&
+            export PLANISH_NEMO_RUN_PYTHON=$PWD/.venv-nemo-run/bin/python
+        part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py \
+            tests/service/launchers/slurm/test_tunnels.py -- -k slurm
+    }
     ! { wants image || wants helm; } || until [ -e "$state/base-done" ]; do sleep 1; done
     if wants image; then
         part image tests/cluster/image

@@ -19,6 +19,7 @@ from tests.service.launchers.slurm.test_script import NASTY
 
 INTERPRETER = os.environ.get("PLANISH_NEMO_RUN_PYTHON", "")
 VARIABLES = {"SLURM_CONF": "/etc/slurm/a b.conf"}
+# NeMo-Run has an environment of its own, which `make test-cluster` makes.
 needs_nemo_run = pytest.mark.skipif(
     not INTERPRETER,
     reason="PLANISH_NEMO_RUN_PYTHON names no interpreter; scripts/nemo_run_env.sh makes one",
@@ -81,10 +82,14 @@ def _await_port(port: int) -> None:
     scope="module",
     params=[
         "local",
-        pytest.param("nemo-run", marks=needs_nemo_run),
+        pytest.param("nemo-run", marks=[pytest.mark.cluster, needs_nemo_run]),
         pytest.param(
             "ssh",
-            marks=[needs_nemo_run, pytest.mark.skipif(os.geteuid() != 0, reason="sshd is root's")],
+            marks=[
+                pytest.mark.cluster,
+                needs_nemo_run,
+                pytest.mark.skipif(os.geteuid() != 0, reason="sshd is root's"),
+            ],
         ),
     ],
 )
@@ -147,6 +152,7 @@ def test_an_interpreter_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
         tunnel.close()
 
 
+@pytest.mark.cluster
 @needs_nemo_run
 def test_a_silent_command_ends_the_tunnel_and_the_next_opens_another() -> None:
     config = NemoRunTunnelConfig(type="nemo_run", nemo_run_python=INTERPRETER)
@@ -160,6 +166,7 @@ def test_a_silent_command_ends_the_tunnel_and_the_next_opens_another() -> None:
         tunnel.close()
 
 
+@pytest.mark.cluster
 @needs_nemo_run
 @pytest.mark.skipif(os.geteuid() != 0, reason="sshd is root's")
 def test_a_login_node_that_refuses_the_key_is_told_so(
