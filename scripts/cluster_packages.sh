@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that tests on real clusters need (`make test-cluster`).
 #
-#   scripts/cluster_packages.sh [slurm|kube|helm|image|prometheus|rayjobs]...    (all by default)
+#   scripts/cluster_packages.sh [slurm|nodes|rayjobs|kube|helm|image|prometheus]...    (all by default)
 #
 # Idempotent, and quick where they are there. Where they cannot be installed it says so and ends
 # well: the tests that miss something skip, each with its reason.
@@ -25,7 +25,7 @@ for part in "${@:-all}"; do
         helm) wanted+=("${kube[@]}" "${images[@]}" postgresql prometheus) ;;
         image) wanted+=("${images[@]}") ;;
         prometheus) wanted+=(prometheus prometheus-alertmanager) ;;
-        rayjobs) ;;
+        nodes | rayjobs) ;;
         all) wanted+=("${slurm[@]}" "${kube[@]}" "${images[@]}" prometheus prometheus-alertmanager postgresql) ;;
         *) printf 'unknown part %s\n' "$part" >&2; exit 64 ;;
     esac

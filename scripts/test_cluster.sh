@@ -143,7 +143,7 @@ lane_others() {
 # Each lane leads a process group, by which `finish` ends it.
 set -m
 options=("$@")
-scripts/cluster_packages.sh "${parts[@]}"
+scripts/cluster_packages.sh "${parts[@]}" || exit
 export PLANISH_TEST_IMAGES=$state/images
 made_by=$(cksum "$shared/base-image.sh" 2>/dev/null | cut -d' ' -f1)
 export PLANISH_TEST_BASE=$PWD/$cache/base-$made_by.tar

@@ -12,7 +12,9 @@ A cluster may kill what has not ended sooner than that, and its launcher knows w
 of `_BOUNDS` in the environment bound the time after each signal.
 
 One telling may arrive several times: SLURM signals every process of a step, and those that started
-the driver hand on what they got. So for `ECHO_SECONDS` the same signals are the same telling.
+the driver hand on what they got. So for `ECHO_SECONDS` the same signals are the same telling. A
+service tells again whenever it was started anew, and kills where its patience ends; so where it has
+written a reason, a later signal says nothing new.
 
 Ray turns an exception that comes up inside one of its calls into a SystemError, and its own
 handler, in place while it starts, exits. So that a signal came is also remembered here.
@@ -138,9 +140,9 @@ class StopSignal:
 
     def _is_echo(self, number: signal.Signals) -> bool:
         """Whether a later signal says nothing new."""
-        if number == signal.SIGALRM or time.monotonic() >= self._told_at + ECHO_SECONDS:
+        if number == signal.SIGALRM or self._because(number).reason is Reason.CANCELLED:
             return False
-        return self._because(number).reason is not Reason.CANCELLED
+        return self._stop_file.exists() or time.monotonic() < self._told_at + ECHO_SECONDS
 
     def _because(self, number: signal.Signals) -> Stopped:
         try:

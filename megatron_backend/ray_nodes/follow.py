@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from megatron_backend.ray_nodes.meeting import START_SECONDS, TICK_SECONDS, Meeting, Peer
-from megatron_backend.ray_nodes.process import ENDING_SIGNALS, RayProcess, StepFailed, machine
+from megatron_backend.ray_nodes.process import RayProcess, StepFailed, machine
+from megatron_backend.signals import END_SIGNALS
 
 
 def follow(folder: Path) -> int:
@@ -20,7 +21,7 @@ def follow(folder: Path) -> int:
     Raises:
         StepFailed: the raylet did not start, or has ended before.
     """
-    for number in ENDING_SIGNALS:
+    for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the driver's matter; this task ends with task 0
     meeting = Meeting.await_at(folder / "ray.json")
     with contextlib.ExitStack() as stack:

@@ -23,13 +23,13 @@ from megatron_backend.ray_nodes.meeting import (
     run_id,
 )
 from megatron_backend.ray_nodes.process import (
-    ENDING_SIGNALS,
     RayProcess,
     StepFailed,
     free_port,
     ray_environment,
     say,
 )
+from megatron_backend.signals import END_SIGNALS
 
 LAST_WORDS_SECONDS = 60.0
 """How long the driver may take to say what it makes of a Ray that is gone."""
@@ -43,7 +43,7 @@ class Signals:
     def __init__(self) -> None:
         self._waiting: list[int] = []
         self._last: dict[int, float] = {}
-        for number in ENDING_SIGNALS:
+        for number in END_SIGNALS:
             signal.signal(number, self._receive)
 
     def take(self) -> list[int]:

@@ -6,13 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from megatron_backend.signals import signals_blocked
 
 START_TRIES = 5
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""What tells a job to end."""
 _STARTED = b"Ray runtime started"
 
 
@@ -81,7 +81,7 @@ class RayProcess:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         self._tries_left -= 1
-        with self._log.open("wb") as output, _blocked():
+        with self._log.open("wb") as output, signals_blocked():
             return subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -103,16 +103,6 @@ def ray_environment(token: str) -> dict[str, str]:
         # Ray gives its workers the lowest priority but few; here they are what it is for.
         "RAY_worker_niceness": "0",
     }
-
-
-@contextlib.contextmanager
-def _blocked() -> Iterator[None]:
-    """What is started inside this block never gets the signals that tell a job to end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def free_port() -> int:

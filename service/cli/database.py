@@ -1,5 +1,6 @@
 """`planish migrate`, and what `planish serve` does of it at its start."""
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -30,9 +31,8 @@ def prepare_database(url: str) -> None:
     from service.store.migrate import migrate as bring_up_to_date
 
     try:
-        database = Database(url)
-        bring_up_to_date(database)
-        database.close()
+        with closing(Database(url)) as database:
+            bring_up_to_date(database)
     except (SQLAlchemyError, ImportError, OSError, ValueError) as error:
         # The URL may hold a password, so it is not repeated.
         err().print(f"the database cannot be used: {error}; see --database-url", markup=False)

@@ -17,7 +17,7 @@ SlurmWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:
 SlurmExpression = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9\[(][A-Za-z0-9._:,=&|*()\[\]/-]{0,255}$")
 ]
-"""Names joined by SLURM's own signs, as `a100&ib` or `gpu:h100:8`."""
+"""Names joined by SLURM's own characters, as `a100&ib` or `gpu:h100:8`."""
 LabelKey = Annotated[
     str,
     StringConstraints(

@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from service.launchers.cluster import Site
@@ -30,7 +29,7 @@ from service.launchers.kuberay.memory import Memory
 from service.launchers.kuberay.observe import Sight, is_overdue, observe
 from service.launchers.kuberay.pod_reasons import is_going, name_of
 from service.launchers.kuberay.record import Record
-from service.launchers.kuberay.watch import Health, Watch
+from service.launchers.kuberay.watch import Watch
 from service.launchers.protocol import (
     LaunchError,
     LauncherUnavailable,
@@ -173,16 +172,11 @@ class KubeRayLauncher:
         known = [at for at in heard if at is not None]
         return time.monotonic() - min(known) if known else None
 
-    @property
-    def watches(self) -> Mapping[str, Health]:
-        """How the watches fare, by what they watch."""
-        return {"rayjobs": self._rayjobs.health, "pods": self._pods.health}
-
     def _manifest(self, request: LaunchRequest) -> dict[str, Any]:
         return rayjob(self._cluster, self._site, request)
 
     def _record(self, job_id: str, attempt: int) -> Record:
-        return Record(Path(self._site.jobs_dir) / job_id / "attempts" / str(attempt))
+        return Record(self._site.jobs_dir / job_id / "attempts" / str(attempt))
 
     def _delete_earlier(self, request: LaunchRequest) -> None:
         """The RayJobs of the job's earlier attempts, which have ended."""

@@ -85,7 +85,9 @@ def parse_scontrol(text: str) -> SlurmJob:
             exit_signal=int(ended_by or "0") or None,
         )
     except (KeyError, ValueError) as error:
-        raise UnreadableAnswer(f"scontrol told {text[:500]!r}, which is no job: {error}") from error
+        raise UnreadableAnswer(
+            f"scontrol printed {text[:500]!r}, which is no job: {error}"
+        ) from error
 
 
 def _jobs(text: str, command: str) -> Sequence[Mapping[str, Any]]:
@@ -93,11 +95,11 @@ def _jobs(text: str, command: str) -> Sequence[Mapping[str, Any]]:
         answer = json.loads(text)
         jobs = answer["jobs"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreadableAnswer(f"{command} --json told {text[:500]!r}: {error}") from error
+        raise UnreadableAnswer(f"{command} --json printed {text[:500]!r}: {error}") from error
     if answer.get("errors"):  # with an empty list of jobs, and in 22.05 with exit code 0
         raise UnreadableAnswer(f"{command} --json: {json.dumps(answer['errors'])[:500]}")
     if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
-        raise UnreadableAnswer(f"{command} --json told `jobs` as no list of jobs")
+        raise UnreadableAnswer(f"{command} --json printed `jobs`, which is no list")
     return jobs
 
 

@@ -83,7 +83,7 @@ class SlurmClient:
             raise LaunchError(f"SLURM does not take the job: {complaint}")
         number = ran.output.strip().partition(";")[0]  # ID;CLUSTER in a federation
         if not number.isdecimal():
-            raise LauncherUnavailable(f"sbatch told {ran.output!r} where a job's id should be")
+            raise LauncherUnavailable(f"sbatch printed {ran.output!r} where a job's id should be")
         return int(number)
 
     def find(self, slurm_id: int, name: str) -> SlurmJob | None:

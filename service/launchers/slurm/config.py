@@ -14,7 +14,6 @@ The operator is trusted with shell lines (`setup`) and options of sbatch; a job 
 
 import re
 import string
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -188,12 +187,12 @@ class SlurmCluster(ClusterConfig):
     @field_validator("setup")
     @classmethod
     def _printable(cls, setup: str) -> str:
-        if any(sign not in string.printable and not sign.isprintable() for sign in setup):
-            raise ValueError("it holds signs that cannot be printed")
+        if any(char not in string.printable and not char.isprintable() for char in setup):
+            raise ValueError("it holds characters that cannot be printed")
         return setup
 
     def open(self, site: Site) -> "SlurmLauncher":
         """The launcher."""
         from service.launchers.slurm.launcher import open_launcher
 
-        return open_launcher(self, Path(site.jobs_dir), site.data_roots)
+        return open_launcher(self, site.jobs_dir, site.data_roots)

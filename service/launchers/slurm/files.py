@@ -19,7 +19,7 @@ from pathlib import Path
 
 from service.jobs.folder import JobFolder
 from service.launchers.protocol import LauncherUnavailable
-from service.spec.durable import replace_text
+from service.spec.durable import fsync_file, replace_text
 from service.spec.fence import exclusive_lock
 
 _LOCK_SECONDS = 1.0
@@ -103,6 +103,7 @@ class AttemptFiles:
         folder = self._job.attempt(first).path
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "slurm_cancelled").touch()
+        fsync_file(folder)
 
     def cancelled(self, first: int) -> bool:
         """Whether `cancel` was called."""

@@ -72,7 +72,7 @@ def connect(wanted: dict[str, Any]) -> Any:
 def run(tunnel: Any, command: str, text: str) -> dict[str, Any]:
     """Runs a command to its end, with `text` as its input.
 
-    The text goes as a file: the library behind these tunnels feeds an input sign by sign.
+    The text goes as a file: the library behind these tunnels feeds an input character by character.
     """
     if not text:
         return told(tunnel.run(f"{command} </dev/null", hide=True, warn=True, in_stream=False))

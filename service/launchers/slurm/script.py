@@ -188,7 +188,7 @@ def sbatch_value(value: str) -> str:
         ValueError: it holds a line break or another control character.
     """
     if not value.isprintable():
-        raise ValueError(f"{value!r} holds a sign that has no place in an option of sbatch")
+        raise ValueError(f"{value!r} holds a character that has no place in an option of sbatch")
     if value and _PLAIN.issuperset(value):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')

@@ -147,6 +147,19 @@ def test_one_telling_may_come_several_times(stop: StopSignal) -> None:
     assert failure.reason is Reason.PREEMPTED
 
 
+def test_a_service_that_was_started_anew_tells_again(
+    stop: StopSignal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_backend.driver.stop.ECHO_SECONDS", 0.0)
+    (tmp_path / "stop").write_text("TIMEOUT\n")
+    with stop.finishing(3600.0):
+        for _ in range(3):
+            send(signal.SIGTERM)
+        failure = stop.failure()
+    assert failure is not None
+    assert failure.reason is Reason.TIMEOUT
+
+
 def test_a_users_cancel_is_never_an_echo(stop: StopSignal, tmp_path: Path) -> None:
     with stop.finishing(3600.0):
         send(signal.SIGTERM)
