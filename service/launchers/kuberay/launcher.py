@@ -114,8 +114,8 @@ class KubeRayLauncher:
         if record.is_shut_out or record.head() is not None or record.verdict() is not None:
             return
         name = names.rayjob_name(request.job_id, request.attempt)
-        self._delete_earlier(request)
         try:
+            self._delete_earlier(request)
             self._api.create_rayjob(self._manifest(request))
         except Refused as error:
             self._accept_or_raise(error, name, request.job_id)
@@ -221,7 +221,7 @@ class KubeRayLauncher:
         if found is None or not is_overdue(sight):
             return sight
         cluster = (found.get("status") or {}).get("rayClusterName") or name_of(found)
-        return replace(sight, events=self._api.events_of(cluster))
+        return replace(sight, events=self._events_of(cluster))
 
     def _sight(
         self,
@@ -246,8 +246,21 @@ class KubeRayLauncher:
     def _list_pods(self, job_id: str, attempt: int) -> list[dict[str, Any]]:
         wanted = names.labels(job_id, attempt)
         selector = ",".join(f"{name}={value}" for name, value in wanted.items())
-        found: list[dict[str, Any]] = self._api.pods(selector)["items"]
+        try:
+            found: list[dict[str, Any]] = self._api.pods(selector)["items"]
+        except Refused as error:
+            raise LauncherUnavailable(
+                f"the Kubernetes API server does not list pods: {error}"
+            ) from error
         return found
+
+    def _events_of(self, name: str) -> list[dict[str, Any]]:
+        """Events about an object; none where they may not be read, as they only explain."""
+        try:
+            return self._api.events_of(name)
+        except Refused as error:
+            _log.warning("the Kubernetes API server does not list events: %s", error)
+            return []
 
     def _kill(self, pod: Mapping[str, Any]) -> None:
         metadata = pod["metadata"]

@@ -186,6 +186,41 @@ def test_a_refusal_is_an_error_and_a_silence_is_none(
         launcher.submit(request())
 
 
+def test_a_cluster_without_kuberay_is_told_so(
+    launcher: KubeRayLauncher, kubernetes: Cluster
+) -> None:
+    kubernetes.refuse = refusal(404, "404 page not found")
+    with pytest.raises(LaunchError, match=r"has no RayJobs: .*page not found; are the namespace"):
+        launcher.submit(request())
+
+
+def test_pods_that_may_not_be_listed_are_no_answer(
+    launcher: KubeRayLauncher, kubernetes: Cluster, server: ApiServer
+) -> None:
+    launcher.submit(request())
+    denied = refusal(403, "pods is forbidden")
+    server.reply = lambda asked: denied if asked.path.endswith("/pods") else kubernetes(asked)
+    for look in (lambda: launcher.poll(ID), lambda: launcher.cancel(ID, 0.0)):
+        with pytest.raises(LauncherUnavailable, match="pods is forbidden"):
+            look()
+
+
+def test_g09_an_overdue_start_fails_though_events_may_not_be_read(
+    kubernetes: Cluster, server: ApiServer, jobs_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    denied = refusal(403, "events is forbidden")
+    server.reply = lambda asked: denied if asked.path.endswith("/events") else kubernetes(asked)
+    config = cluster(kubeconfig=str(server.kubeconfig), namespace="ns", startup_seconds=1)
+    launcher = config.open(Site(jobs_dir=jobs_dir))
+    try:
+        launcher.submit(request())  # the RayJob says that it was made in January
+        seen = launcher.poll(ID)
+    finally:
+        launcher.close()
+    assert (seen.phase, seen.reason) == (Phase.EXITED, Reason.LAUNCH_FAILED)
+    assert "events is forbidden" in caplog.text
+
+
 def test_g11_a_lost_head_is_an_end_that_stays(
     launcher: KubeRayLauncher,
     kubernetes: Cluster,
