@@ -30,6 +30,13 @@ _OUT_OF_MEMORY = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 
+IN_WORDS = {
+    Reason.PREEMPTED: "the job was preempted",
+    Reason.NODE_FAILURE: "the job lost a machine",
+    Reason.TIMEOUT: "the job was at its time limit",
+}
+"""Every answer of `why_queued_again`."""
+
 
 def why_queued_again(run: int, runs: Sequence[SlurmJob], log: str) -> Reason:
     """Why run number `run` (from 0) of a job did not go on.

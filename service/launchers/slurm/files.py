@@ -6,7 +6,8 @@ attempts/N/slurm.json       the job of SLURM that runs attempt N, and the attemp
                             submitted as; they differ where SLURM queued it again
 attempts/N/slurm_job        the same two, by the script itself, when it took the attempt: the
                             answer where the service was killed before it wrote slurm.json
-attempts/N/slurm_cancelled  the job that was submitted as attempt N must not run any more
+attempts/N/slurm_cancelled  attempt N must not begin, nor may the job that was submitted as it run
+                            any more
 attempts/N/slurm_exit       the exit code of the script's srun
 attempts/N/job.sbatch       the script, for people
 """

@@ -28,7 +28,7 @@ from service.launchers.protocol import (
 from service.launchers.slurm.answers import SlurmJob
 from service.launchers.slurm.client import SlurmClient
 from service.launchers.slurm.config import LocalTunnelConfig, SlurmCluster
-from service.launchers.slurm.ends import ran_out_of_memory, why_queued_again
+from service.launchers.slurm.ends import IN_WORDS, ran_out_of_memory, why_queued_again
 from service.launchers.slurm.files import AttemptFiles, Holder
 from service.launchers.slurm.script import batch_script, job_name
 from service.launchers.slurm.states import Standing, UnknownState, standing, words
@@ -153,11 +153,7 @@ class SlurmLauncher:
         files = self._files(launcher_id)
         holder = files.holder()
         if holder is None:
-            files.cancel(files.attempt)
-            # It may have been submitted by a service that was killed before it wrote so down.
-            job = self._client.find_named(launcher_id)
-            if job is not None:
-                self._client.end(job.id)
+            self._shut_out(launcher_id, files)
             return
         if grace_seconds > 0 and self._runs(holder, self._name_of(launcher_id, holder)):
             with self._lock:
@@ -181,15 +177,33 @@ class SlurmLauncher:
 
     def _adopted(self, request: LaunchRequest) -> Holder | None:
         """The job that ran the attempt before, where SLURM has queued it again since."""
-        files = AttemptFiles(request.job_dir, request.attempt - 1)
-        before = files.holder()
-        if before is None or files.cancelled(before.first):
+        before = self._requeued_as(request.job_id, request.attempt)
+        if before is None or AttemptFiles(request.job_dir, request.attempt).cancelled(before.first):
             return None
-        job = self._client.find(before.slurm_id, job_name(request.job_id, before.first))
-        if job is None or job.restarts < request.attempt - before.first:
-            return None
-        _log.info("attempt %d of %s is run by %s", request.attempt, request.job_id, job)
+        name = job_name(request.job_id, request.attempt)
+        _log.info("%s is run by SLURM job %d, queued again", name, before.slurm_id)
         return before
+
+    def _requeued_as(self, job_id: str, attempt: int) -> Holder | None:
+        """The job that ran the attempt before, where this attempt is a later run of it."""
+        before = AttemptFiles(self._jobs_dir / job_id, attempt - 1).holder()
+        if before is None:
+            return None
+        job = self._client.find(before.slurm_id, job_name(job_id, before.first))
+        return None if job is None or job.restarts < attempt - before.first else before
+
+    def _shut_out(self, launcher_id: str, files: AttemptFiles) -> None:
+        """Sees to it that an attempt which no job is known to run never begins."""
+        files.cancel(files.attempt)
+        # It may have been submitted by a service that was killed before it wrote so down.
+        job = self._client.find_named(launcher_id)
+        if job is not None:
+            self._client.end(job.id)
+        # Or SLURM has queued the job of the attempt before again, and would run this one by it.
+        before = self._requeued_as(_job_id(launcher_id), files.attempt)
+        if before is not None:
+            files.cancel(before.first)
+            self._client.end(before.slurm_id)
 
     def _named(self, request: LaunchRequest) -> Holder | None:
         """The job that a service submitted which was killed before it wrote its id down."""
@@ -224,7 +238,7 @@ class SlurmLauncher:
             phase=Phase.EXITED,
             exit_code=files.exit_code(),
             reason=reason,
-            evidence=f"{_WORDS[reason]}; SLURM has queued its job {job.id} again",
+            evidence=f"{IN_WORDS[reason]}; SLURM has queued its job {job.id} again",
         )
 
     def _forgotten(self, files: AttemptFiles, holder: Holder, name: str) -> Observation:
@@ -256,13 +270,6 @@ class SlurmLauncher:
     def _files(self, launcher_id: str) -> AttemptFiles:
         attempt = int(launcher_id.rpartition("-")[2])
         return AttemptFiles(self._jobs_dir / _job_id(launcher_id), attempt)
-
-
-_WORDS = {
-    Reason.PREEMPTED: "the job was preempted",
-    Reason.NODE_FAILURE: "the job lost a machine",
-    Reason.TIMEOUT: "the job was at its time limit",
-}
 
 
 def _job_id(launcher_id: str) -> str:

@@ -52,7 +52,7 @@ mkdir -p "$$folder" || exit
 exec >>"$$folder/log" 2>&1
 
 # Was it cancelled before it began? Does another job of SLURM run this attempt?
-if [ -e "$$job_dir/attempts/$$first/slurm_cancelled" ]; then
+if [ -e "$$job_dir/attempts/$$first/slurm_cancelled" ] || [ -e "$$folder/slurm_cancelled" ]; then
   echo "planish: SLURM job $$SLURM_JOB_ID was cancelled before attempt $$attempt began"
   exit 0
 fi

@@ -286,6 +286,18 @@ def test_what_was_cancelled_before_it_began_does_not_begin(bash: Bash) -> None:
     assert bash.starts() == 0
 
 
+def test_an_attempt_that_was_cancelled_is_run_by_no_job(bash: Bash) -> None:
+    folder = bash.folder / JOB / "attempts/2"
+    folder.mkdir(parents=True)
+    (folder / "slurm_cancelled").touch()
+    script = batch_script(SlurmCluster(), request_of(bash.folder))
+    assert bash.run(script, SLURM_RESTART_COUNT="1") == 0
+    assert bash.starts() == 0
+    assert "was cancelled before attempt 2 began" in bash.log(2)
+    assert bash.run(script) == 0  # the attempt before is not
+    assert bash.starts() == 1
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGUSR1, 7), (signal.SIGTERM, 4)], ids=["USR1", "TERM"]
 )
