@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from service.launchers.cluster import Site
@@ -27,7 +26,7 @@ from service.launchers.kuberay.config import KubeRayCluster
 from service.launchers.kuberay.manifest import as_yaml, rayjob
 from service.launchers.kuberay.memory import Memory
 from service.launchers.kuberay.observe import Sight, is_overdue, observe
-from service.launchers.kuberay.pod_reasons import is_going, name_of
+from service.launchers.kuberay.pod_reasons import is_going, is_lost, name_of
 from service.launchers.kuberay.record import Record
 from service.launchers.kuberay.watch import Watch
 from service.launchers.protocol import (
@@ -46,8 +45,6 @@ _log = logging.getLogger(__name__)
 
 _KILL_SECONDS = 1
 """A pod's grace when it is killed. With 0 the server would forget it before its processes end."""
-_LOST_SECONDS = 60.0
-"""A killed pod that is still there after this is on a node that is gone, and is forgotten."""
 
 
 class KubeRayLauncher:
@@ -267,7 +264,6 @@ class KubeRayLauncher:
         if metadata.get("deletionGracePeriodSeconds", _KILL_SECONDS + 1) > _KILL_SECONDS:
             self._api.delete_pod(metadata["name"], grace_seconds=_KILL_SECONDS)
             return
-        due = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
-        if time.time() - due > _LOST_SECONDS:
+        if is_lost(pod, time.time()):
             _log.warning("pod %s does not end; its node seems to be gone", metadata["name"])
             self._api.delete_pod(metadata["name"], grace_seconds=0)

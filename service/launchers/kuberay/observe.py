@@ -12,7 +12,14 @@ from datetime import datetime
 from typing import Any
 
 from service.launchers.kuberay.manifest import KUEUE_QUEUE_LABEL
-from service.launchers.kuberay.pod_reasons import death, has_ended, hindrances, is_going, name_of
+from service.launchers.kuberay.pod_reasons import (
+    death,
+    has_ended,
+    hindrances,
+    is_going,
+    is_lost,
+    name_of,
+)
 from service.launchers.kuberay.states import OVER, RayJobStatus, Stage
 from service.launchers.protocol import Observation, Phase
 from service.spec import Reason
@@ -101,7 +108,8 @@ def _without_rayjob(sight: Sight) -> Observation:
 
 def _after_start(sight: Sight, status: RayJobStatus, head: str) -> Observation:
     pod = next((pod for pod in sight.pods if pod["metadata"]["uid"] == head), None)
-    if pod is not None and not has_ended(pod):
+    cut_off = pod is not None and not has_ended(pod) and is_lost(pod, sight.now)
+    if pod is not None and not has_ended(pod) and not cut_off:
         doing = "is being ended" if is_going(pod) else "runs"
         return Observation(phase=Phase.RUNNING, evidence=f"the driver's pod {name_of(pod)} {doing}")
     reason, said = sight.earlier_death if pod is None else death(pod)
@@ -110,6 +118,8 @@ def _after_start(sight: Sight, status: RayJobStatus, head: str) -> Observation:
     if reason is None and (sight.evicted or status.stage in _SUSPENDED):
         return _exited("its RayJob was suspended while it ran", Reason.PREEMPTED)
     lost = "the pod of head and driver is gone"
+    if cut_off:
+        lost = "the pod of head and driver does not end; its node seems to be gone"
     return _exited(f"{lost}: {said}" if said else lost, reason or Reason.NODE_FAILURE)
 
 

@@ -1,12 +1,15 @@
 """What pods and events say, in Kubernetes' own words: why one does not start, and how one died."""
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from service.spec import Reason
 
 _HARMLESS = frozenset({"ContainerCreating", "PodInitializing"})
 _MOST = 5
+_LOST_SECONDS = 60.0
+"""A pod that is still there this long after it was to end is on a node that is gone."""
 
 _DISRUPTIONS: Mapping[str, Reason] = {
     "PreemptionByScheduler": Reason.PREEMPTED,
@@ -49,6 +52,18 @@ def has_ended(pod: Mapping[str, Any]) -> bool:
 def is_going(pod: Mapping[str, Any]) -> bool:
     """Whether its deletion has been asked for."""
     return "deletionTimestamp" in pod["metadata"]
+
+
+def is_lost(pod: Mapping[str, Any], now: float) -> bool:
+    """Whether it should have ended long ago, so that its node is gone or cut off.
+
+    The server keeps such a pod, as running, until its kubelet is back. The time of its deletion
+    has its grace in it.
+    """
+    if not is_going(pod):
+        return False
+    due = datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
+    return now - due > _LOST_SECONDS
 
 
 def hindrances(pods: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]) -> str:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,24 @@ def test_g11_a_head_that_is_lost_ends_the_attempt_whatever_the_operator_does_nex
     seen = observe(sight(rayjob("Running"), pods=[dead], head="uid-head"))
     assert brief(seen) == (Phase.EXITED, Reason.NODE_FAILURE, 2)
     assert "the node went down" in seen.evidence
+
+
+def test_a_head_on_a_node_that_is_cut_off_is_lost_a_minute_after_it_was_to_end() -> None:
+    """The server has such a pod as running until its kubelet is back, which may be never."""
+    tainted = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "DeletionByTaintManager",
+        "message": "Taint manager: deleting due to NoExecute taint",
+    }
+    for more, said in (({}, "its node seems to be gone"), ({"conditions": [tainted]}, "NoExecute")):
+        going = pod(**more)
+        going["metadata"]["deletionTimestamp"] = STARTED  # with the grace in it
+        found = sight(rayjob("Running"), pods=[going], head="uid-head", now=1059.0)
+        assert observe(found).phase is Phase.RUNNING
+        seen = observe(replace(found, now=1061.0))
+        assert brief(seen) == (Phase.EXITED, Reason.NODE_FAILURE, 2)
+        assert said in seen.evidence
 
 
 def test_g33_an_evicted_attempt_is_over_and_one_that_never_ran_still_waits() -> None:
