@@ -138,7 +138,7 @@ class Watch:
         self._lists += 1
         self._heard_at = time.monotonic()
         for each in found["items"]:
-            self.on_change(each)
+            self._tell(each)
         return str(found["metadata"]["resourceVersion"])
 
     def _follow(self, version: str) -> str:
@@ -162,7 +162,15 @@ class Watch:
                 self._objects.pop(found["metadata"]["name"], None)
             else:
                 self._objects[found["metadata"]["name"]] = found
-        self.on_change(found)
+        self._tell(found)
+
+    def _tell(self, found: Mapping[str, Any]) -> None:
+        """Who is told may fail (a job's folder that cannot be read): the watch goes on."""
+        try:
+            self.on_change(found)
+        except Exception:
+            name = found["metadata"]["name"]
+            _log.exception("the change of %s %s was not taken in", self._kind, name)
 
 
 def _ignore(_changed: Mapping[str, Any]) -> None:

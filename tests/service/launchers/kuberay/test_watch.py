@@ -1,5 +1,6 @@
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,29 @@ def test_objects_are_found_by_their_labels(tmp_path: Path) -> None:
         until(lambda: watched.fresh)
         assert watched.labelled({"job": "x"}) == [one]
         assert watched.labelled({"job": "y"}) == []
+
+
+def test_who_is_told_of_a_change_and_fails_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+
+    def fail(found: Mapping[str, Any]) -> None:
+        told.set()
+        raise OSError(f"stale file handle of {found['metadata']['name']}")
+
+    history = History([listed(1, thing("a", 1))], [Answer(events=[event("ADDED", thing("b", 2))])])
+    with serving(tmp_path, history) as server:
+        api = Api("ns", kubeconfig=str(server.kubeconfig), timeout_seconds=5)
+        watched = Watch(api, "rayjobs", "a=b")
+        watched.on_change = fail
+        watched.start()
+        try:
+            assert told.wait(SECONDS)
+            until(lambda: watched.get("b") and len(history.versions) > 2)
+        finally:
+            watched.stop()
+            api.close()
+            watched.join(SECONDS)
+    assert watched.health.lists == 1
+    assert "stale file handle of b" in caplog.text
