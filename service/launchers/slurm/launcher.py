@@ -158,9 +158,10 @@ class SlurmLauncher:
         if grace_seconds > 0 and self._runs(holder, self._name_of(launcher_id, holder)):
             with self._lock:
                 told = launcher_id in self._told
-                self._told.add(launcher_id)
             if not told:
                 self._client.tell(holder.slurm_id)
+                with self._lock:
+                    self._told.add(launcher_id)
             return
         files.cancel(holder.first)
         self._client.end(holder.slurm_id)

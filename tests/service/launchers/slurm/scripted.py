@@ -27,6 +27,9 @@ class ScriptedSlurm:
         self.lose_answer = False
         """sbatch takes the job, and its answer is lost."""
         self.cancelled: list[list[str]] = []
+        """Arguments of scancel."""
+        self.refuse_cancel = ""
+        """What scancel says in place of doing it."""
 
     def run(self, command: Sequence[str], *, text: str = "", keep: int | None = None) -> Ran:
         del keep
@@ -72,6 +75,8 @@ class ScriptedSlurm:
         return Ran(code=0, output=json.dumps({"jobs": self.accounting}), errors="")
 
     def _scancel(self, arguments: list[str], _: str) -> Ran:
+        if self.refuse_cancel:
+            return Ran(code=1, output="", errors=f"scancel: error: {self.refuse_cancel}\n")
         self.cancelled.append(arguments)
         return Ran(code=0, output="", errors="")
 

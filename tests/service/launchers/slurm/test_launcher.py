@@ -175,6 +175,19 @@ def test_cancelling_tells_the_driver_once_and_then_ends_the_job(
     assert AttemptFiles(request_.job_dir, 1).cancelled(1)
 
 
+def test_a_driver_that_could_not_be_told_is_told_again(
+    slurm: ScriptedSlurm, launcher: SlurmLauncher, request_: LaunchRequest
+) -> None:
+    launcher.submit(request_)
+    slurm.set(101, "RUNNING")
+    slurm.refuse_cancel = "Kill job error: Unable to contact slurm controller (connect failure)"
+    with pytest.raises(LauncherUnavailable, match="Unable to contact"):
+        launcher.cancel(FIRST, 10.0)
+    slurm.refuse_cancel = ""
+    launcher.cancel(FIRST, 10.0)
+    assert len(slurm.cancelled) == 1
+
+
 def test_what_was_cancelled_before_its_submission_is_never_submitted(
     slurm: ScriptedSlurm, launcher: SlurmLauncher, request_: LaunchRequest
 ) -> None:
