@@ -4,8 +4,9 @@ attempts/N/slurm.lock       held while N is submitted, by sbatch too: a killed s
                             leave an sbatch behind that the next one does not wait for
 attempts/N/slurm.json       the job of SLURM that runs attempt N, and the attempt that it was
                             submitted as; they differ where SLURM queued it again
-attempts/N/slurm_job        the same two, by the script itself, when it took the attempt: the
-                            answer where the service was killed before it wrote slurm.json
+attempts/N/slurm_job        the same two, by the script itself, when it took the attempt. It goes
+                            before slurm.json, which a killed service did not write, and which names
+                            the other job where two were submitted
 attempts/N/slurm_cancelled  attempt N must not begin, nor may the job that was submitted as it run
                             any more
 attempts/N/slurm_exit       the exit code of the script's srun
@@ -68,17 +69,21 @@ class AttemptFiles:
     def holder(self) -> Holder | None:
         """The job of SLURM that runs the attempt, where one is known.
 
+        Where two were submitted, since an answer was lost, it is the one that took the attempt.
+
         Raises:
             LauncherUnavailable: what is written there cannot be read.
         """
+        return self._claimed() or self._recorded()
+
+    def _recorded(self) -> Holder | None:
         try:
             found = json.loads((self._folder / "slurm.json").read_text(encoding="ascii"))
             return Holder(slurm_id=int(found["slurm_id"]), first=int(found["first"]))
         except FileNotFoundError:
-            pass
+            return None
         except (ValueError, KeyError, TypeError) as error:
             raise LauncherUnavailable(f"{self._folder}/slurm.json is damaged: {error}") from error
-        return self._claimed()
 
     def _claimed(self) -> Holder | None:
         try:

@@ -120,6 +120,19 @@ def test_a_script_that_took_the_attempt_is_found_when_slurm_has_forgotten_it(
     assert "knows its job 55 no more" in seen.evidence
 
 
+def test_of_two_jobs_the_one_that_took_the_attempt_is_followed(
+    slurm: ScriptedSlurm, launcher: SlurmLauncher, request_: LaunchRequest
+) -> None:
+    """sbatch on a login node may have taken a job after all when its answer was lost."""
+    launcher.submit(request_)
+    slurm.jobs[102] = slurm.jobs[101] | {"job_id": 102, "job_state": "RUNNING"}
+    slurm.set(101, "COMPLETED")  # it left the attempt to the other
+    (request_.job_dir / "attempts/1/slurm_job").write_text("102 1\n")
+    assert launcher.poll(FIRST).phase is Phase.RUNNING
+    launcher.cancel(FIRST, 0.0)
+    assert slurm.cancelled[0][-1] == "102"
+
+
 def test_accounting_tells_of_what_slurmctld_has_forgotten(
     slurm: ScriptedSlurm, launcher: SlurmLauncher, request_: LaunchRequest
 ) -> None:
