@@ -117,14 +117,27 @@ def test_no_secret_is_outside_of_secrets(programs: Programs) -> None:
     assert any("database" in d["metadata"]["name"] for d in documents if d["kind"] == "Secret")
 
 
+def _checksum(programs: Programs, of: str, *arguments: str) -> str:
+    (deployment,) = [d for d in _render(programs, *arguments) if d["kind"] == "Deployment"]
+    found: str = deployment["spec"]["template"]["metadata"]["annotations"][f"checksum/{of}"]
+    return found
+
+
 def test_other_clusters_make_another_pod(programs: Programs) -> None:
     def checksum(*arguments: str) -> str:
-        (deployment,) = [d for d in _render(programs, *arguments) if d["kind"] == "Deployment"]
-        found: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/clusters"]
-        return found
+        return _checksum(programs, "clusters", *arguments)
 
     assert checksum() == checksum("--set", "service.port=9000")
     assert checksum() != checksum("--set", "workers.image.tag=v2")
+
+
+def test_another_database_makes_another_pod(programs: Programs) -> None:
+    def checksum(password: str) -> str:
+        url = f"database.url=postgresql://planish:{password}@postgres.example.org/planish"
+        return _checksum(programs, "database", "--set", url)
+
+    assert checksum("old") == checksum("old")
+    assert checksum("old") != checksum("new")
 
 
 WRONG = {
