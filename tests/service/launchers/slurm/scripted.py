@@ -11,6 +11,9 @@ from service.launchers.slurm.config import SlurmCluster
 from service.launchers.slurm.launcher import SlurmLauncher
 from service.launchers.slurm.tunnel import Ran
 
+JOB = "job-0123456789abcdef"
+FIRST, SECOND = f"planish-{JOB}-1", f"planish-{JOB}-2"
+
 
 class ScriptedSlurm:
     """A tunnel to a SLURM whose jobs have the states that a test gives them."""
