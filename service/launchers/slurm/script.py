@@ -68,7 +68,9 @@ fi
 
 $variables
 export $attempt_variable=$$attempt
+set +u  # what an operator's lines load (modules, conda) looks at variables that are not set
 $setup
+set -u
 caught=
 trap 'caught=TERM' TERM
 trap 'caught=USR1' USR1

@@ -257,6 +257,14 @@ def test_setup_is_shell_and_comes_before(bash: Bash) -> None:
     assert f"PLANISH_JOB_ID={JOB}\n" in environment
 
 
+def test_setup_may_look_at_variables_that_are_not_set(bash: Bash) -> None:
+    cluster = SlurmCluster(setup='export LOADED="cuda$LD_LIBRARY_PATH_OF_NOBODY"')
+    script = batch_script(cluster, request_of(bash.folder))
+    assert bash.run(script) == 0
+    assert "LOADED=cuda\n" in (bash.proof / "environment").read_text()
+    assert script.rindex("\nset -u\n") > script.index("LOADED")
+
+
 def test_a_job_that_is_queued_again_is_the_next_attempt(bash: Bash) -> None:
     script = batch_script(SlurmCluster(), request_of(bash.folder, 2))
     assert bash.run(script, SRUN_CODE="3") == 3
