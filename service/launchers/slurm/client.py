@@ -81,7 +81,12 @@ class SlurmClient:
             if _is_no_answer(ran):
                 raise LauncherUnavailable(f"sbatch: {complaint}")
             raise LaunchError(f"SLURM does not take the job: {complaint}")
-        number = ran.output.strip().partition(";")[0]  # ID;CLUSTER in a federation
+        number, _, elsewhere = ran.output.strip().partition(";")
+        if elsewhere:  # squeue here does not print the jobs of another cluster
+            raise LaunchError(
+                f"sbatch gave the job to the cluster {elsewhere!r}, as its job {number}: "
+                "unset SBATCH_CLUSTERS there; federations are not supported"
+            )
         if not number.isdecimal():
             raise LauncherUnavailable(f"sbatch printed {ran.output!r} where a job's id should be")
         return int(number)

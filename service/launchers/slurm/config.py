@@ -30,12 +30,21 @@ AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$",
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=[^\x00-\x1f\x7f]*)?")
 _OURS = frozenset(
-    {"array", "begin", "chdir", "comment", "cpus-per-task", "dependency", "error", "export"}
-    | {"export-file", "gpus-per-node", "hold", "input", "job-name", "mem", "nodes", "ntasks"}
-    | {"ntasks-per-node", "open-mode", "output", "parsable", "requeue", "no-requeue", "signal"}
-    | {"test-only", "time", "uid", "wait", "wrap"}
+    {"array", "begin", "chdir", "cluster-constraint", "clusters", "comment", "cpus-per-task"}
+    | {"dependency", "error", "export", "export-file", "get-user-env", "gpus-per-node", "hold"}
+    | {"input", "job-name", "mem", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"}
+    | {"parsable", "requeue", "no-requeue", "signal", "test-only", "time", "uid", "wait", "wrap"}
 )
+_BEGIN_AS_OURS = frozenset({"gpus"})
+"""Options that are the beginning of one of ours and yet not short for it."""
 _RESERVED_PREFIXES = ("PLANISH_", "SLURM_", "RAY_AUTH_")
+
+
+def _ours(name: str) -> str | None:
+    """The option of the launcher that sbatch reads in a name, which may be cut short."""
+    if name in _BEGIN_AS_OURS:
+        return None
+    return min((ours for ours in sorted(_OURS) if ours.startswith(name)), key=len, default=None)
 
 
 class _Part(BaseModel):
@@ -170,8 +179,9 @@ class SlurmCluster(ClusterConfig):
             match = _OPTION.fullmatch(option)
             if match is None:
                 raise ValueError(f"{option!r} is no option of sbatch: write --option=value")
-            if match[1] in _OURS:
-                raise ValueError(f"--{match[1]} is set by the launcher; remove it")
+            ours = _ours(match[1])
+            if ours is not None:
+                raise ValueError(f"--{ours} is set by the launcher; remove {option!r}")
         return options
 
     @field_validator("env")

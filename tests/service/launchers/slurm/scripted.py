@@ -27,6 +27,8 @@ class ScriptedSlurm:
         """Scripts, in order."""
         self.refuse = ""
         """What sbatch says in place of an id."""
+        self.elsewhere = ""
+        """The cluster that sbatch gives jobs to, where it is another one."""
         self.lose_answer = False
         """sbatch takes the job, and its answer is lost."""
         self.cancelled: list[list[str]] = []
@@ -53,6 +55,8 @@ class ScriptedSlurm:
             return Ran(code=1, output="", errors=f"sbatch: error: {self.refuse}\n")
         self.submitted.append(text)
         slurm_id = 100 + len(self.submitted)
+        if self.elsewhere:
+            return Ran(code=0, output=f"{slurm_id};{self.elsewhere}\n", errors="")
         (line,) = [row for row in text.splitlines() if row.startswith("#SBATCH --job-name=")]
         self.jobs[slurm_id] = {
             "job_id": slurm_id,

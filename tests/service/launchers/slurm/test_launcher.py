@@ -155,6 +155,15 @@ def test_what_slurm_does_not_take_is_told_in_its_words(
     assert launcher.poll(FIRST).phase is Phase.UNKNOWN
 
 
+def test_a_job_that_another_cluster_took_is_not_started(
+    slurm: ScriptedSlurm, launcher: SlurmLauncher, request_: LaunchRequest
+) -> None:
+    slurm.elsewhere = "other"
+    with pytest.raises(LaunchError, match=r"the cluster 'other', as its job 101.*SBATCH_CLUSTERS"):
+        launcher.submit(request_)
+    assert launcher.poll(FIRST).phase is Phase.UNKNOWN
+
+
 def test_a_dependency_that_failed_is_the_users_matter(
     slurm: ScriptedSlurm, launcher: SlurmLauncher, request_: LaunchRequest
 ) -> None:
