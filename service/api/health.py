@@ -52,7 +52,7 @@ def _not_ready(service: ServiceContext) -> list[FieldProblem]:
     if not service.reconciler.alive:
         problems.append(FieldProblem(field="reconciler", message="the reconciler does not run"))
     elif reconcile_lag(service) > service.settings.reconcile_stall_seconds:
-        message = f"the reconciler has not finished a round for {reconcile_lag(service):.0f} s"
+        message = f"the reconciler has not got on for {reconcile_lag(service):.0f} s"
         problems.append(FieldProblem(field="reconciler", message=message))
     if not service.catalogue.loaded:
         reason = service.catalogue.failure or "they are being listed"
@@ -62,8 +62,8 @@ def _not_ready(service: ServiceContext) -> list[FieldProblem]:
 
 
 def reconcile_lag(service: ServiceContext) -> float:
-    """Seconds since the reconciler last finished a round, or since the start before its first."""
-    last = service.reconciler.last_sweep_at
+    """Seconds since the reconciler last got on, or since the start before it first did."""
+    last = service.reconciler.got_on_at
     return time.monotonic() - (service.started_at if last is None else last)
 
 

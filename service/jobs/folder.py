@@ -67,6 +67,9 @@ class AttemptFolder:
             ValueError: the file is there and is no Outcome.
         """
         try:
+            # NFS may remember for a minute that a name was not there; whoever opens the folder asks
+            # the server anew.
+            os.listdir(self.path)
             text = self.outcome_path.read_bytes()
         except FileNotFoundError:
             return None

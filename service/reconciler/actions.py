@@ -76,6 +76,7 @@ class Actions:
                 with self.tracing.attempt(SpanName.OPEN, job, job.attempt_count + 1):
                     self._open(job, claim)
             case decisions.EndUnstarted(state, reason, message):
+                self._shut_out_last(job)
                 self.store.jobs.end_without_attempt(claim, state, reason, message)
             case decisions.Submit(attempt, context):
                 with self.tracing.attempt(SpanName.SUBMIT, job, attempt.number):
@@ -99,8 +100,11 @@ class Actions:
         self._cancel(attempt, action.grace_seconds)
 
     def _cancel(self, attempt: Attempt, grace_seconds: float) -> None:
+        launcher = self.launchers.get(attempt.launcher)
+        if launcher is None:
+            return  # the operator took the cluster away; nothing can be told to it
         with calling(self.observer, attempt.launcher, "cancel"):
-            self.launchers[attempt.launcher].cancel(attempt.launcher_id, grace_seconds)
+            launcher.cancel(attempt.launcher_id, grace_seconds)
 
     def _open(self, job: Job, claim: Claim) -> None:
         launcher = self.launchers[job.cluster]
@@ -141,6 +145,11 @@ class Actions:
         folder.write_endpoint(self.base_url)
         folder.raise_fence(request.attempt)
         return folder.attempt(request.attempt).make_token()
+
+    def _shut_out_last(self, job: Job) -> None:
+        """Its last attempt has ended, but a cluster may have queued it again by itself since."""
+        if job.attempt_count > 0:
+            self._cancel(self.store.attempts.get(job.id, job.attempt_count), 0.0)
 
     def _finish(
         self, attempt: Attempt, seen: Observation, context: JobContext | None, claim: Claim

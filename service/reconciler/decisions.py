@@ -134,8 +134,10 @@ def _decide_unstarted(look: Look) -> Action:
 
 
 def _decide_live(look: Look) -> Action:
-    if look.attempt is None or look.seen is None:
-        return Wait()  # the service has no such launcher any more
+    if look.attempt is None:
+        return Wait()
+    if look.seen is None:
+        return _decide_without_launcher(look, look.attempt)
     attempt, seen = look.attempt, look.seen
     if seen.phase is Phase.EXITED:
         if seen.leftovers:
@@ -158,6 +160,22 @@ def _decide_live(look: Look) -> Action:
         return AskToEnd(attempt, 0.0)  # all about it was deleted; it must not come back
     if seen.phase is Phase.RUNNING and look.job.state is JobState.STARTING:
         return MarkAlive(attempt)
+    return Wait()
+
+
+def _decide_without_launcher(look: Look, attempt: Attempt) -> Action:
+    """The service has no such cluster any more, so nobody knows how the attempt is.
+
+    It is waited for, since the cluster may have left by mistake. What the driver itself said as its
+    last act counts, and a user may let go of it.
+    """
+    nobody = f"this service has no cluster {attempt.launcher!r} any more"
+    unseen = Observation(phase=Phase.EXITED, evidence=nobody)
+    if look.outcome_at is not None or attempt.stop_reason is Reason.CANCELLED:
+        return Finish(attempt, unseen, look.context)
+    if look.job.wish is Wish.CANCEL:
+        ends = f"cancelled by a user; {nobody}: what still runs there has to be ended by hand"
+        return Stop(attempt, Reason.CANCELLED, ends)
     return Wait()
 
 

@@ -72,13 +72,15 @@ class Reconciler:
         )
         self._contexts: dict[str, JobContext | None] = {}
         self._not_before: dict[str, float] = {}
+        self._silent_until: dict[str, float] = {}
         self._observations: dict[tuple[str, str], tuple[float, Observation]] = {}
         self._told: set[str] = set()
         self._rung: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.last_sweep_at: float | None = None
-        """`time.monotonic()` at the end of the last round over all jobs, for health checks."""
+        self.got_on_at: float | None = None
+        """`time.monotonic()` when the last job was looked at, or the last round over all of them
+        was done, for health checks."""
 
     def start(self) -> None:
         """Runs in a thread until `stop`."""
@@ -112,11 +114,14 @@ class Reconciler:
         """One round over all jobs that have not ended; tells whether anything was done."""
         started = time.monotonic()
         jobs = self._store.jobs.active()
-        acted = [self._visit(job) for job in jobs]
+        acted = False
+        for job in jobs:
+            acted = self._visit(job) or acted
+            self.got_on_at = time.monotonic()
         self._forget_all_but(jobs)
-        self.last_sweep_at = time.monotonic()
-        self._observer.round_done(self.last_sweep_at - started)
-        return any(acted)
+        self.got_on_at = time.monotonic()
+        self._observer.round_done(self.got_on_at - started)
+        return acted
 
     def _round(self) -> None:
         try:
@@ -152,7 +157,10 @@ class Reconciler:
 
     def _visit(self, job: Job) -> bool:
         """Does all that is to be done for a job now; tells whether that was anything."""
-        if time.monotonic() < self._not_before.get(job.id, 0.0):
+        started = time.monotonic()
+        if started < max(
+            self._not_before.get(job.id, 0.0), self._silent_until.get(job.cluster, 0.0)
+        ):
             return False
         try:
             self._tell_endpoint(job)
@@ -167,6 +175,8 @@ class Reconciler:
             # Its launcher or its folder does not answer. Nothing is known, so nothing is concluded.
             _log.warning("job %s is looked at again later: %s", job.id, error)
             self._not_before[job.id] = time.monotonic() + _AFTER_FAULT_SECONDS
+            if isinstance(error, LauncherUnavailable):
+                self._leave_alone(job.cluster, waited=time.monotonic() - started)
             return False
         except OperationalError:
             raise  # it concerns every job
@@ -175,6 +185,12 @@ class Reconciler:
             _log.exception("job %s could not be looked at; it is tried again later", job.id)
             self._not_before[job.id] = time.monotonic() + _AFTER_BUG_SECONDS
             return False
+
+    def _leave_alone(self, cluster: str, *, waited: float) -> None:
+        """Asks a cluster nothing for as long as it kept everybody waiting, so that the jobs of
+        others are looked at for half of the time at least."""
+        if waited > _AFTER_FAULT_SECONDS:
+            self._silent_until[cluster] = time.monotonic() + waited
 
     def _ask_to_end(self, job_id: str) -> None:
         """Asks, where a look afresh says the same: another service may have started meanwhile what

@@ -311,7 +311,7 @@ def test_a_restarted_service_goes_on_with_a_running_job(
     assert second.alive
     (folder_of(job).path / "go").touch()
     wait_for_state(store, job, JobState.SUCCEEDED)
-    assert second.last_sweep_at is not None
+    wait_until(lambda: second.got_on_at is not None, "the visit does not end")
     assert starts(folder_of(job).path) == ["1"]
     assert worker_events(store, job) == [(1, 1), (1, 2)]
     (attempt,) = store.attempts.of_job(job.id)
@@ -361,6 +361,37 @@ def test_g13_a_launcher_that_does_not_answer_changes_no_state(
     wait_until(ended, "it never ends")
     assert moves(store, job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
     assert launcher.polls >= 4
+
+
+class SilentLauncher(LocalLauncher):
+    """Keeps everybody waiting, and then does not answer."""
+
+    calls = 0
+
+    def poll(self, launcher_id: str) -> Observation:
+        self.calls += 1
+        time.sleep(0.2)
+        raise LauncherUnavailable(f"nothing is heard of {launcher_id}")
+
+
+def test_a_cluster_that_is_silent_is_asked_once_for_all_its_jobs(
+    store: Store, submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.reconciler.reconciler._AFTER_FAULT_SECONDS", 0.1)
+    jobs = [submit() for _ in range(4)]
+    launcher = SilentLauncher(tmp_path / "jobs", command=["/bin/true"], capacity=None)
+    reconciler = Reconciler(store, {"local": launcher}, tmp_path / "jobs", "http://x")
+    for job in jobs:
+        claim = store.claims.take(job.id, lease_seconds=60)
+        assert claim is not None
+        store.jobs.queue(claim)
+        store.attempts.open(claim, launcher="local", launcher_id=f"{job.id}/1", capacity=None)
+        store.claims.release(claim)
+    reconciler.sweep()
+    assert launcher.calls == 1
+    time.sleep(0.25)
+    reconciler.sweep()
+    assert launcher.calls == 2
 
 
 def test_a_job_that_cannot_be_looked_at_holds_up_no_other(
@@ -424,6 +455,59 @@ def test_a_live_job_without_its_launcher_waits_for_it(
     wait_for_state(store, job, JobState.SUCCEEDED)
 
 
+def test_a_job_whose_cluster_is_gone_can_be_let_go_of(
+    store: Store, submit: Submit, serve: Serve, tmp_path: Path, folder_of: FolderOf
+) -> None:
+    spoke, silent = submit(), submit()
+    first = serve("wait", "succeed")
+    for job in (spoke, silent):
+        wait_for_state(store, job, JobState.RUNNING)
+    first.stop()
+    (folder_of(spoke).path / "go").touch()
+    outcome = folder_of(spoke).path / "attempts" / "1" / "outcome.json"
+    wait_until(outcome.exists, "it says nothing")
+    store.jobs.cancel(silent.id)
+    without = Reconciler(store, {}, tmp_path / "jobs", "http://127.0.0.1:1")
+    while without.sweep():
+        pass
+    assert store.jobs.get(spoke.id).state is JobState.SUCCEEDED
+    ended = store.jobs.get(silent.id)
+    assert ended.state is JobState.CANCELLED
+    assert "no cluster 'local' any more" in ended.message
+
+
+def test_a_cancel_between_two_attempts_reaches_what_the_cluster_queued_again(
+    store: Store, submit: Submit, tmp_path: Path
+) -> None:
+    cancelled: list[tuple[str, float]] = []
+
+    class Requeueing(LocalLauncher):
+        def cancel(self, launcher_id: str, grace_seconds: float) -> None:
+            cancelled.append((launcher_id, grace_seconds))
+            super().cancel(launcher_id, grace_seconds)
+
+    command = [sys.executable, "-I", "-S", str(DRIVER), "die"]
+    launcher = Requeueing(tmp_path / "jobs", command=command, poll_seconds=0.0)
+    job = submit()
+    reconciler = Reconciler(
+        store,
+        {"local": launcher},
+        tmp_path / "jobs",
+        "http://127.0.0.1:1",
+        timing=Timing(retry_base=600.0),
+    )
+
+    def becomes(state: JobState) -> bool:
+        reconciler.sweep()
+        return store.jobs.get(job.id).state is state
+
+    wait_until(lambda: becomes(JobState.RECOVERING), "it is not tried again")
+    assert cancelled == []
+    store.jobs.cancel(job.id)
+    wait_until(lambda: becomes(JobState.CANCELLED), "it is not cancelled")
+    assert cancelled == [(f"{job.id}/1", 0.0)]
+
+
 def test_a_database_that_is_away_for_a_while_ends_nothing(
     store: Store, submit: Submit, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,11 +518,11 @@ def test_a_database_that_is_away_for_a_while_ends_nothing(
             connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")
 
     reconciler = serve("succeed")
-    wait_until(lambda: reconciler.last_sweep_at, "it does not sweep")
+    wait_until(lambda: reconciler.got_on_at, "it does not sweep")
     rename("jobs", "away")
-    before = reconciler.last_sweep_at
+    before = reconciler.got_on_at
     time.sleep(0.3)
     rename("away", "jobs")
-    wait_until(lambda: reconciler.last_sweep_at != before, "it does not sweep again")
+    wait_until(lambda: reconciler.got_on_at != before, "it does not sweep again")
     assert reconciler.alive
     wait_for_state(store, submit(), JobState.SUCCEEDED)
