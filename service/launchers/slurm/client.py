@@ -128,21 +128,29 @@ class SlurmClient:
             _log.warning("%s", error)
             return ()
 
-    def end(self, slurm_id: int) -> None:
+    def end(self, slurm_id: int, name: str) -> None:
         """Has SLURM end a job: TERM to all of it, KILL after KillWait; it is not queued again.
 
+        Args:
+            slurm_id: its id.
+            name: its name; another job that has this id meanwhile is left alone.
+
         Raises:
             LauncherUnavailable: no answer.
         """
-        self._cancel([str(slurm_id)])
+        self._cancel([f"--name={name}", str(slurm_id)])
 
-    def tell(self, slurm_id: int) -> None:
+    def tell(self, slurm_id: int, name: str) -> None:
         """Sends USR1 to a running job's batch script, which hands it on to the driver.
 
+        Args:
+            slurm_id: its id.
+            name: its name; another job that has this id meanwhile is left alone.
+
         Raises:
             LauncherUnavailable: no answer.
         """
-        self._cancel(["--batch", "--signal=USR1", str(slurm_id)])
+        self._cancel(["--batch", "--signal=USR1", f"--name={name}", str(slurm_id)])
 
     def _cancel(self, arguments: Sequence[str]) -> None:
         ran = self._tunnel.run([self._command("scancel"), *arguments])

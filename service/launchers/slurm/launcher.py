@@ -155,16 +155,17 @@ class SlurmLauncher:
         if holder is None:
             self._shut_out(launcher_id, files)
             return
-        if grace_seconds > 0 and self._runs(holder, self._name_of(launcher_id, holder)):
+        name = self._name_of(launcher_id, holder)
+        if grace_seconds > 0 and self._runs(holder, name):
             with self._lock:
                 told = launcher_id in self._told
             if not told:
-                self._client.tell(holder.slurm_id)
+                self._client.tell(holder.slurm_id, name)
                 with self._lock:
                     self._told.add(launcher_id)
             return
         files.cancel(holder.first)
-        self._client.end(holder.slurm_id)
+        self._client.end(holder.slurm_id, name)
 
     def close(self) -> None:
         """Closes the tunnel; jobs go on."""
@@ -199,12 +200,12 @@ class SlurmLauncher:
         # It may have been submitted by a service that was killed before it wrote so down.
         job = self._client.find_named(launcher_id)
         if job is not None:
-            self._client.end(job.id)
+            self._client.end(job.id, launcher_id)
         # Or SLURM has queued the job of the attempt before again, and would run this one by it.
         before = self._requeued_as(_job_id(launcher_id), files.attempt)
         if before is not None:
             files.cancel(before.first)
-            self._client.end(before.slurm_id)
+            self._client.end(before.slurm_id, self._name_of(launcher_id, before))
 
     def _named(self, request: LaunchRequest) -> Holder | None:
         """The job that a service submitted which was killed before it wrote its id down."""

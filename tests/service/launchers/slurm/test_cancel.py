@@ -15,9 +15,9 @@ def test_cancelling_tells_the_driver_once_and_then_ends_the_job(
     slurm.set(101, "RUNNING")
     for _ in range(3):
         launcher.cancel(FIRST, 10.0)
-    assert slurm.cancelled == [["--batch", "--signal=USR1", "101"]]
+    assert slurm.cancelled == [["--batch", "--signal=USR1", f"--name={FIRST}", "101"]]
     launcher.cancel(FIRST, 0.0)
-    assert slurm.cancelled[1:] == [["101"]]
+    assert slurm.cancelled[1:] == [[f"--name={FIRST}", "101"]]
     # A run that SLURM starts now sees that it must not.
     assert AttemptFiles(request_.job_dir, 1).cancelled(1)
 
@@ -56,7 +56,7 @@ def test_a_job_that_slurm_queued_again_ends_with_the_attempt_it_would_run(
     slurm.set(101, "PENDING", restart_cnt=1)
     for _ in range(2):  # an answer of scancel may be lost
         launcher.cancel(SECOND, 0.0)
-        assert slurm.cancelled.pop()[-1] == "101"
+        assert slurm.cancelled.pop() == [f"--name={FIRST}", "101"]
     assert files.cancelled(1)
     launcher.submit(replace(request_, attempt=2))
     assert len(slurm.submitted) == 1
@@ -71,5 +71,5 @@ def test_a_job_that_slurm_queued_again_ends_with_the_attempt_that_ended(
     slurm.set(101, "PENDING", restart_cnt=1)
     assert launcher.poll(FIRST).phase is Phase.EXITED
     launcher.cancel(FIRST, 0.0)
-    assert slurm.cancelled[0][-1] == "101"
+    assert slurm.cancelled == [[f"--name={FIRST}", "101"]]
     assert AttemptFiles(request_.job_dir, 1).cancelled(1)
