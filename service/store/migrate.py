@@ -3,13 +3,16 @@
 import threading
 from pathlib import Path
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from service.store.database import Database
 
 SCRIPTS = Path(__file__).parent / "migrations"
 _one_at_a_time = threading.Lock()
 """Alembic keeps what it works on in a module's globals, one for all threads of a process."""
+
+_LOCK = 0x706C616E
+"""PostgreSQL's lock (`pg_advisory_xact_lock`) of who migrates; any number that is nobody else's."""
 
 
 class NewerSchema(ValueError):
@@ -34,6 +37,7 @@ def migrate(database: Database) -> None:
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     with _one_at_a_time, database.writing() as connection:
+        _wait_for_turn(connection)
         if unknown := _revisions(connection) - known:
             raise NewerSchema(
                 f"a newer version of Planish has used it (schema {', '.join(sorted(unknown))}); "
@@ -41,6 +45,12 @@ def migrate(database: Database) -> None:
             )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _wait_for_turn(connection: Connection) -> None:
+    """Waits, on PostgreSQL, for the end of another's migration; SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
 
 
 def _revisions(connection: Connection) -> set[str]:

@@ -26,19 +26,19 @@ def _programs() -> Path:
     return found[-1].parent
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
         try:
-            probe.bind((HOST, 0))
+            probe.bind((host, 0))
         except OSError as error:
-            pytest.skip(f"pods cannot reach this machine at {HOST}: {error}")
+            pytest.skip(f"this machine cannot be reached at {host}: {error}")
         return int(probe.getsockname()[1])
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
-    """The URL of an empty database, as pods reach it."""
-    programs, port = _programs(), _free_port()
+def postgres(host: str = HOST) -> Iterator[str]:
+    """The URL of an empty database, at an address of this machine."""
+    programs, port = _programs(), _free_port(host)
     folder = Path(tempfile.mkdtemp(prefix="planish-postgres-"))
     as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
     data, password = folder / "data", folder / "password"
@@ -54,10 +54,10 @@ def postgres() -> Iterator[str]:
         run("initdb", "-A", "scram-sha-256", "-U", "planish", f"--pwfile={password}")
         with (data / "pg_hba.conf").open("a") as rules:
             rules.write("host all all all scram-sha-256\n")
-        options = f"-h {HOST} -p {port} -k {folder} -c fsync=off"
+        options = f"-h {host} -p {port} -k {folder} -c fsync=off"
         run("pg_ctl", "-o", options, "-l", str(folder / "log"), "-w", "start")
         try:
-            yield f"postgresql://planish:{PASSWORD}@{HOST}:{port}/postgres"
+            yield f"postgresql://planish:{PASSWORD}@{host}:{port}/postgres"
         finally:
             run("pg_ctl", "-m", "immediate", "stop")
     finally:
