@@ -42,10 +42,11 @@ LAYOUT = {
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    """Two machines. The folder's name is short, for Unix sockets."""
+    """Two machines, with an accounting database; the conformance suite has none. The folder's name
+    is short, for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="planish-slurm-") as folder:
         Path(folder).chmod(0o755)
-        with slurm_up(Path(folder)) as up:
+        with slurm_up(Path(folder), accounting=True) as up:
             yield up
 
 

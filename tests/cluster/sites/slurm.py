@@ -20,6 +20,7 @@ from service.launchers.slurm.config import SlurmCluster
 from tests.cluster.sites.site import DRIVER, Ability, Patience, Site
 
 PROGRAMS = ("sbatch", "slurmctld", "slurmd", "munged", "setpriv")
+ACCOUNTING = ("sacct", "slurmdbd", "mariadbd")
 SHARED = Path(__file__).parents[4] / "shared" / "cluster"
 MEMORY_MIB, KILL_WAIT_SECONDS = 9000, 10
 
@@ -147,9 +148,10 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def missing() -> str | None:
+def missing(*, accounting: bool = False) -> str | None:
     """Why no SLURM can be started here; null where one can."""
-    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    wanted = (*PROGRAMS, *ACCOUNTING) if accounting else PROGRAMS
+    absent = [name for name in wanted if shutil.which(name) is None]
     if absent:
         return f"no {', '.join(absent)}: scripts/cluster_packages.sh installs SLURM"
     if os.geteuid() != 0:
@@ -162,7 +164,7 @@ def missing() -> str | None:
 @contextmanager
 def slurm_up(folder: Path, nodes: int = 2, *, accounting: bool = False) -> Iterator[Slurm]:
     """A SLURM that is up inside the block."""
-    reason = missing()
+    reason = missing(accounting=accounting)
     if reason is not None:
         pytest.skip(reason)
     slurm = Slurm(folder / "slurm", _free_ports())
