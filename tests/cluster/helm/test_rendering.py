@@ -140,6 +140,49 @@ def test_another_database_makes_another_pod(programs: Programs) -> None:
     assert checksum("old") != checksum("new")
 
 
+def test_drivers_metrics_are_open_at_each_clusters_own_port(programs: Programs) -> None:
+    def ports(*more: str) -> list[int]:
+        documents = _render(
+            programs, "--set", "networkPolicy.enabled=true", "--set", "clusters.a.type=kuberay",
+            "--set", "clusters.b.type=kuberay,clusters.b.metrics_port=9500",
+            "--set", "clusters.c.type=kuberay,clusters.c.metrics_port=9600,clusters.c.namespace=c",
+            "--set", "workers.existingClaim=jobs", *more,
+        )  # fmt: skip
+        (policy,) = [
+            d
+            for d in documents
+            if d["kind"] == "NetworkPolicy" and d["metadata"]["name"].endswith("-workers")
+            if d["metadata"]["namespace"] == "trial"
+        ]
+        anybody = [rule for rule in policy["spec"]["ingress"] if "from" not in rule]
+        return [port["port"] for rule in anybody for port in rule["ports"]]
+
+    assert ports() == [9500]
+    assert ports("--set", "metrics.podMonitor.enabled=true") == [9464, 9500]
+
+
+def test_drivers_are_scraped_as_without_prometheus_operator(programs: Programs) -> None:
+    """That relabelling is tested with a real Prometheus (tests/cluster/prometheus)."""
+    plain = yaml.safe_load((CHART.parents[1] / "deploy/prometheus/kubernetes.yml").read_text())
+    (drivers,) = [c for c in plain["scrape_configs"] if c["job_name"] == "planish-drivers"]
+    path = str(CHART / "ci" / "monitoring-values.yaml")
+    (monitor,) = [d for d in _render(programs, "-f", path) if d["kind"] == "PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    # A filter by port would find none: pods declare no port for metrics.
+    assert not {"port", "portNumber", "targetPort"} & endpoint.keys()
+    found = [
+        {
+            "source_labels": rule["sourceLabels"],
+            "regex": rule["regex"],
+            **({"action": "keep"} if rule["action"] == "keep" else {}),
+            **({"separator": rule["separator"]} if "separator" in rule else {}),
+            **({"target_label": rule["targetLabel"]} if "targetLabel" in rule else {}),
+        }
+        for rule in endpoint["relabelings"]
+    ]
+    assert found == drivers["relabel_configs"][:2]
+
+
 WRONG = {
     "a value that is not there": ("foo=1", "foo"),
     "no replica": ("replicas=0", "replicas"),
