@@ -4,6 +4,9 @@ SIGTERM comes from whoever takes the machine back, SIGUSR1 from a scheduler some
 time limit (`sbatch --signal`). A service that asks for the end itself sends SIGTERM too, and has
 written its reason into the attempt's `stop` file before.
 
+A cluster of SLURM may send SIGUSR1 at a preemption too (`PreemptParameters=send_user_signal`). So
+where the time limit is known, and far away, the signal is taken for that.
+
 A driver that trains finishes its step, saves, and ends; when `faults.grace_seconds` are over, or at
 a second signal, it ends without. A user's cancel waits for nothing, nor does a driver that has not
 begun to train or has done so.
@@ -35,6 +38,8 @@ from service.spec import Reason
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 ECHO_SECONDS = 10.0
+_EARLY_SECONDS = 120.0
+"""SLURM may be up to 60 s early with the signal before its limit; its clock may be another."""
 _BOUNDS = {
     signal.SIGTERM: "PLANISH_GRACE_SECONDS",
     signal.SIGUSR1: "PLANISH_SIGNAL_SECONDS",
@@ -129,7 +134,10 @@ class StopSignal:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self._stopped is None:
             self._stopped, self._told_at = self._because(signal.Signals(number)), time.monotonic()
-            bound = self._bounds.get(signal.Signals(number), math.inf)
+            preempted = self._stopped.reason is Reason.PREEMPTED  # by whichever signal
+            bound = self._bounds.get(
+                signal.SIGTERM if preempted else signal.Signals(number), math.inf
+            )
             grace = min(self._grace_seconds, bound)
             if grace and self._stopped.reason is not Reason.CANCELLED:
                 signal.setitimer(signal.ITIMER_REAL, grace)
@@ -148,5 +156,16 @@ class StopSignal:
         try:
             reason = Reason(self._stop_file.read_text(encoding="ascii").strip())
         except FileNotFoundError:
-            reason = Reason.TIMEOUT if number == signal.SIGUSR1 else Reason.PREEMPTED
+            at_limit = number == signal.SIGUSR1 and not _limit_is_far()
+            reason = Reason.TIMEOUT if at_limit else Reason.PREEMPTED
         return Stopped(reason, f"stopped by {number.name}")
+
+
+def _limit_is_far() -> bool:
+    """Whether SLURM's time limit is known, and too far away to be what a signal is about."""
+    try:
+        end = float(os.environ["SLURM_JOB_END_TIME"])  # seconds since the epoch; SLURM 23.02 on
+        ahead = float(os.environ["PLANISH_SIGNAL_SECONDS"])
+    except (KeyError, ValueError):
+        return False
+    return end - time.time() > ahead + _EARLY_SECONDS

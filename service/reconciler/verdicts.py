@@ -135,7 +135,9 @@ _SYMPTOMS = frozenset({Reason.CANCELLED, Reason.PREEMPTED, Reason.WORKER_LOST, R
 
 def _failed(outcome: Outcome, seen: Observation) -> Verdict:
     reason = outcome.reason or Reason.USER_ERROR
-    if seen.reason is not None and reason in _SYMPTOMS:
+    # A signal that announces a time limit may announce a preemption (SLURM's send_user_signal).
+    misread = reason is Reason.TIMEOUT and seen.reason is Reason.PREEMPTED
+    if seen.reason is not None and (reason in _SYMPTOMS or misread):
         return Verdict(seen.reason, f"{seen.evidence or 'the cluster ended it'}. {outcome.message}")
     if reason is Reason.CANCELLED:
         # The service did not ask it to stop, so somebody else took its machine.

@@ -129,6 +129,40 @@ def test_the_cluster_bounds_the_time_after_each_signal(
             time.sleep(60)
 
 
+@pytest.mark.parametrize(
+    ("end_in_seconds", "reason"),
+    [(3600, "PREEMPTED"), (400, "TIMEOUT"), (-60, "TIMEOUT"), (None, "TIMEOUT")],
+)
+def test_usr1_long_before_slurms_limit_is_a_preemption(
+    stop: StopSignal,
+    end_in_seconds: int | None,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PLANISH_SIGNAL_SECONDS", "300")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    if end_in_seconds is not None:
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + end_in_seconds))
+    with stop.finishing(3600.0):
+        send(signal.SIGUSR1)
+    failure = stop.failure()
+    assert failure is not None
+    assert failure.reason == reason
+
+
+def test_a_preemption_by_usr1_leaves_the_time_of_a_preemption(
+    stop: StopSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANISH_SIGNAL_SECONDS", "300")
+    monkeypatch.setenv("PLANISH_GRACE_SECONDS", "0.2")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
+    with stop.finishing(3600.0, cluster_bounds()):
+        send(signal.SIGUSR1)
+        with pytest.raises(Stopped) as caught:
+            time.sleep(5)
+    assert caught.value.reason is Reason.PREEMPTED
+
+
 @pytest.mark.parametrize("text", ["", "soon", "-1", "nan"])
 def test_a_bound_that_is_no_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANISH_GRACE_SECONDS", text)

@@ -153,3 +153,16 @@ def test_the_cluster_speaks_for_a_driver_that_left_no_word() -> None:
 def test_the_service_knows_better_than_the_cluster_why_it_stopped_an_attempt() -> None:
     seen = replace(EXITED, reason=Reason.PREEMPTED)
     assert judge(STOPPED_BY_USER, seen, None, "").reason is Reason.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("seen_reason", "reason"),
+    [(Reason.PREEMPTED, Reason.PREEMPTED), (Reason.NODE_FAILURE, Reason.TIMEOUT),
+     (Reason.TIMEOUT, Reason.TIMEOUT), (None, Reason.TIMEOUT)],
+)  # fmt: skip
+def test_a_driver_may_take_a_preemption_for_its_time_limit(
+    seen_reason: Reason | None, reason: Reason
+) -> None:
+    """SLURM can be set to announce both by the same signal."""
+    seen = replace(EXITED, reason=seen_reason)
+    assert judge(ATTEMPT, seen, failed(Reason.TIMEOUT), "").reason is reason
