@@ -7,6 +7,7 @@ was a wait status and became an object. All forms are read, whatever version is 
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,9 @@ def parse_sacct(text: str, job_id: int) -> list[SlurmJob]:
         UnreadableAnswer: it is none.
     """
     runs = [_accounted(job) for job in _jobs(text, "sacct")]
-    return sorted((run for run in runs if run.id == job_id), key=lambda run: run.started)
+    return sorted(  # one that waits for its machines comes after all that had theirs
+        (run for run in runs if run.id == job_id), key=lambda run: run.started or math.inf
+    )
 
 
 def parse_scontrol(text: str) -> SlurmJob:

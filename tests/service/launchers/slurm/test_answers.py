@@ -150,11 +150,12 @@ def test_g05_accounting_tells_runs_in_order_and_no_steps() -> None:
         run(["COMPLETED"], number(300), steps=steps, exit_code={"return_code": number(0)}),
         run("PREEMPTED", 100, steps=steps),
         run("NODE_FAIL", 200),
+        run("PENDING", 0),
         {**run("RUNNING", 100), "job_id": 8},
     ]
     found = parse_sacct(json.dumps({"jobs": jobs}), 7)
-    assert [job.state for job in found] == ["PREEMPTED", "NODE_FAIL", ["COMPLETED"]]
-    assert found[-1].exit_code == 0
+    assert [job.state for job in found] == ["PREEMPTED", "NODE_FAIL", ["COMPLETED"], "PENDING"]
+    assert found[-2].exit_code == 0
 
 
 def test_scontrol_tells_a_job_in_one_line() -> None:
