@@ -183,6 +183,12 @@ def test_drivers_are_scraped_as_without_prometheus_operator(programs: Programs) 
     assert found == drivers["relabel_configs"][:2]
 
 
+def test_the_quota_is_for_the_queue_that_the_chart_makes(programs: Programs) -> None:
+    gpus = "kueue.create=true,clusters.a.type=kuberay,clusters.a.gpus_per_node=8"
+    for more in (r"kueue.quota.nvidia\.com/gpu=8", "clusters.a.queue=others"):
+        assert _render(programs, "--set", f"{gpus},{more}")
+
+
 WRONG = {
     "a value that is not there": ("foo=1", "foo"),
     "no replica": ("replicas=0", "replicas"),
@@ -212,6 +218,19 @@ WRONG = {
     "a cluster's option that is not there": ("clusters.a.type=slurm,clusters.a.foo=1", "foo"),
     "drivers on the control plane's pod": ("clusters.a.type=local", "clusters.a"),
     "queues for nobody": ("kueue.create=true,clusters.a.type=slurm", "kueue"),
+    "GPUs that the quota has none of": (
+        "kueue.create=true,clusters.a.type=kuberay,clusters.a.gpus_per_node=8",
+        "nvidia.com/gpu",
+    ),
+    "GPUs by another name": (
+        "kueue.create=true,clusters.a.type=kuberay,clusters.a.gpus_per_node=8,"
+        "clusters.a.gpu_resource=amd.com/gpu,kueue.quota.nvidia\\.com/gpu=8",
+        "amd.com/gpu",
+    ),
+    "a device that the quota has none of": (
+        "kueue.create=true,clusters.a.type=kuberay,clusters.a.extra_resources.rdma/hca=1",
+        "rdma/hca",
+    ),
     "jobs elsewhere without their volume": ("workers.namespace=other", "workers.existingClaim"),
     "the key as a plain variable": ("server.env[0].name=PLANISH_BOOTSTRAP_KEY", "server.env"),
     "a quantity that is none": ("storage.claim.size=much", "storage.claim.size"),
