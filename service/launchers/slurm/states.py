@@ -51,12 +51,12 @@ _BASE: dict[str, tuple[Standing, Reason | None]] = {
     "TIMEOUT": (Standing.ENDED, Reason.TIMEOUT),
     "DEADLINE": (Standing.ENDED, Reason.TIMEOUT),
     "OUT_OF_MEMORY": (Standing.ENDED, Reason.OUT_OF_MEMORY),
-    "REVOKED": (Standing.ENDED, Reason.CANCELLED),
     "NODE_FAIL": (Standing.BACK_SOON, Reason.NODE_FAILURE),
     "BOOT_FAIL": (Standing.BACK_SOON, Reason.NODE_FAILURE),
     "PREEMPTED": (Standing.BACK_SOON, Reason.PREEMPTED),
 }
-"""Base states. FAILED has no reason: the driver's exit is its own to explain."""
+"""Base states. FAILED has no reason: the driver's exit is its own to explain. REVOKED is missing:
+another cluster of a federation runs the job, which is no end and cannot be followed."""
 
 _QUEUED_FLAGS = frozenset(
     {

@@ -8,7 +8,6 @@ ENDS = {
     "COMPLETED": None,
     "FAILED": None,
     "CANCELLED": Reason.CANCELLED,
-    "REVOKED": Reason.CANCELLED,
     "TIMEOUT": Reason.TIMEOUT,
     "DEADLINE": Reason.TIMEOUT,
     "OUT_OF_MEMORY": Reason.OUT_OF_MEMORY,
@@ -49,7 +48,7 @@ def test_g03_every_state_of_slurm_has_a_meaning() -> None:
         standing(word)
 
 
-@pytest.mark.parametrize("state", ["NEWSTATE", ["RUNNING", "NEWSTATE"], "", [], None, 3, [3], " "])
+@pytest.mark.parametrize("state", ["NEWSTATE", "REVOKED", "RV", ["RUNNING", "NEWSTATE"], "", [], None, 3, [3], " "])
 def test_g03_what_is_not_known_is_no_state(state: object) -> None:
     with pytest.raises(UnknownState, match="SLURM"):
         standing(state)
