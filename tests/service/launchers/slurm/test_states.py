@@ -48,7 +48,9 @@ def test_g03_every_state_of_slurm_has_a_meaning() -> None:
         standing(word)
 
 
-@pytest.mark.parametrize("state", ["NEWSTATE", "REVOKED", "RV", ["RUNNING", "NEWSTATE"], "", [], None, 3, [3], " "])
+@pytest.mark.parametrize(
+    "state", ["NEWSTATE", "REVOKED", "RV", ["RUNNING", "NEWSTATE"], "", [], None, 3, [3], " "]
+)
 def test_g03_what_is_not_known_is_no_state(state: object) -> None:
     with pytest.raises(UnknownState, match="SLURM"):
         standing(state)
