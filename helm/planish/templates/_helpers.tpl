@@ -73,6 +73,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not (or (include "planish.hasPostgres" .) (eq .Values.storage.type "hostPath")) }}yes{{ end }}
 {{- end }}
 
+{{/* Whether the claim that is made for the jobs is for one node alone; empty where it is not. */}}
+{{- define "planish.hasOneNodeClaim" -}}
+{{- with .Values.storage }}
+{{- if and (eq .type "claim") (not .claim.existing) (not (has "ReadWriteMany" .claim.accessModes)) }}yes{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "planish.postgresName" -}}
 {{- printf "%s-postgresql" (include "planish.fullname" .) }}
 {{- end }}

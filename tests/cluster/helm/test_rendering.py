@@ -183,6 +183,27 @@ def test_drivers_are_scraped_as_without_prometheus_operator(programs: Programs) 
     assert found == drivers["relabel_configs"][:2]
 
 
+@pytest.mark.parametrize(
+    ("values", "strategy"),
+    [
+        ("replicas=1", "Recreate"),  # on SQLite
+        ("postgresql.enabled=true", "RollingUpdate"),
+        ("postgresql.enabled=true,storage.claim.accessModes={ReadWriteOnce}", "Recreate"),
+        (
+            "postgresql.enabled=true,storage.claim.existing=shared,"
+            "storage.claim.accessModes={ReadWriteOnce}",
+            "RollingUpdate",
+        ),
+    ],
+)
+def test_an_upgrade_does_not_wait_for_a_disk_that_the_old_pod_has(
+    programs: Programs, values: str, strategy: str
+) -> None:
+    documents = _render(programs, "--set", values)
+    (deployment,) = [d for d in documents if d["kind"] == "Deployment"]
+    assert deployment["spec"]["strategy"]["type"] == strategy
+
+
 def test_the_quota_is_for_the_queue_that_the_chart_makes(programs: Programs) -> None:
     gpus = "kueue.create=true,clusters.a.type=kuberay,clusters.a.gpus_per_node=8"
     for more in (r"kueue.quota.nvidia\.com/gpu=8", "clusters.a.queue=others"):
