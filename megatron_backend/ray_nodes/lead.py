@@ -149,8 +149,11 @@ class Gathering:
             self._stack.callback(connection.close)
             peer = Peer(connection)
             hello = peer.hear(5.0) or {}
-            if hmac.compare_digest(str(hello.get("token")), self._token):
+            token = str(hello.get("token")).encode(errors="replace")
+            if hmac.compare_digest(token, self._token.encode()):
                 self._peers.append(peer)
+            else:
+                connection.close()
 
 
 def watch(

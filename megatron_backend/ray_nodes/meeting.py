@@ -66,7 +66,8 @@ class Peer:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self, seconds: float) -> dict[str, object] | None:
-        """The next message; empty where none came in time, null where the other has gone."""
+        """The next message; empty where none came in time, null where the other has gone, or
+        speaks another language: a port scan asks for a web page."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._unread:
             left = max(0.0, deadline - time.monotonic())
@@ -80,7 +81,10 @@ class Peer:
                 return None
             self._unread += part
         line, _, self._unread = self._unread.partition(b"\n")
-        message = json.loads(line)
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
         return message if isinstance(message, dict) else None
 
 

@@ -157,6 +157,34 @@ def test_only_who_knows_the_secret_is_gathered(signals: Signals) -> None:
         assert len(gathered) == 1
 
 
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\xff\n",
+        b"[" * 60_000 + b"\n",
+        '{"token": "ключ"}\n'.encode(),
+        b'{"token": "\\ud800"}\n',
+    ],
+    ids=["http", "tls", "deep", "non-ascii", "surrogate"],
+)
+def test_a_stranger_is_sent_away_and_the_others_are_waited_for(
+    signals: Signals, greeting: bytes
+) -> None:
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
+        stranger, friend = (
+            stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(2)
+        )
+        stranger.sendall(greeting)
+        Peer(friend).say(token="secret")
+        Peer(friend).say(up=True)
+        head: RayProcess = StartedHead()  # type: ignore[assignment]
+        gathered = Gathering(listener, 1, "secret", stack).wait(head, "10.0.0.1:5", signals)
+        assert len(gathered) == 1
+        stranger.settimeout(10.0)
+        assert stranger.recv(1) == b""
+
+
 def test_a_machine_that_goes_before_all_are_there_ends_the_step(signals: Signals) -> None:
     with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
         visitor = Peer(socket.create_connection(listener.getsockname()))
