@@ -136,6 +136,9 @@ def _before_start(sight: Sight, rayjob: Mapping[str, Any], status: RayJobStatus)
             f"{hindrance or status.message or _silence(status)}",
             Reason.LAUNCH_FAILED,
         )
+    if status.stage is Stage.NEW and _is_admitted(rayjob):
+        # It is never overdue, since nothing says when it was admitted.
+        hindrance = hindrance or _silence(status)
     phase = Phase.RUNNING if status.stage is Stage.RUNNING else Phase.QUEUED
     word = status.stage.name.lower()
     return Observation(phase=phase, evidence=f"RayJob {word}; {hindrance}".removesuffix("; "))
@@ -154,9 +157,17 @@ def _starting_since(rayjob: Mapping[str, Any], status: RayJobStatus) -> float | 
     """
     if status.started_at is not None and status.stage is not Stage.NEW:
         return _seconds(status.started_at)
-    if KUEUE_QUEUE_LABEL in (rayjob["metadata"].get("labels") or {}):
+    if _is_queued(rayjob):
         return None
     return _seconds(rayjob["metadata"]["creationTimestamp"])
+
+
+def _is_queued(rayjob: Mapping[str, Any]) -> bool:
+    return KUEUE_QUEUE_LABEL in (rayjob["metadata"].get("labels") or {})
+
+
+def _is_admitted(rayjob: Mapping[str, Any]) -> bool:
+    return _is_queued(rayjob) and rayjob["spec"].get("suspend") is False
 
 
 def _seconds(moment: str) -> float:

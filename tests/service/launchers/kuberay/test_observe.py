@@ -128,6 +128,17 @@ def test_the_time_in_a_queue_is_no_start() -> None:
     assert is_overdue(sight(rayjob("Running", startTime=STARTED), now=9e9))
 
 
+def test_an_admitted_rayjob_that_no_operator_looks_at_says_so() -> None:
+    queued = rayjob("")
+    queued["metadata"]["labels"] = {KUEUE_QUEUE_LABEL: "q"}
+    for suspended, said in ((True, "RayJob new"), (False, "operator has not looked at")):
+        queued["spec"] = {"suspend": suspended}
+        seen = observe(sight(queued, now=9e9))
+        assert seen.phase is Phase.QUEUED
+        assert said in seen.evidence
+        assert ("operator" in seen.evidence) is not suspended
+
+
 def test_who_deleted_a_rayjob_makes_the_difference() -> None:
     assert observe(sight(None)).phase is Phase.UNKNOWN
     assert brief(observe(sight(None, shut_out=True))) == (Phase.EXITED, None, 0)
