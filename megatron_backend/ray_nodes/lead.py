@@ -25,7 +25,6 @@ from megatron_backend.ray_nodes.meeting import (
 from megatron_backend.ray_nodes.process import (
     RayProcess,
     StepFailed,
-    free_port,
     ray_environment,
     say,
 )
@@ -76,27 +75,28 @@ def lead(folder: Path, tasks: int, driver: Sequence[str]) -> int:
         stack.callback(meeting.unlink, missing_ok=True)
         port = int(listener.getsockname()[1])
         Meeting(run=run_id(), host=host, port=port, token=token).write(meeting)
-        head, address = start_head(host, token, stack)
-        peers = Gathering(listener, tasks - 1, token, stack).wait(head, address, signals)
-        process = subprocess.Popen(driver, env=ray_environment(token) | {"RAY_ADDRESS": address})
+        head = start_head(host, token, stack)
+        peers = Gathering(listener, tasks - 1, token, stack).wait(head, signals)
+        variables = ray_environment(token) | {"RAY_ADDRESS": head.address}
+        process = subprocess.Popen(driver, env=variables)
         stack.callback(process.kill)
         return watch(process, head, peers, signals)
 
 
-def start_head(host: str, token: str, stack: contextlib.ExitStack) -> tuple[RayProcess, str]:
-    """The head of a new Ray, which ends with the stack, and its address."""
+def start_head(host: str, token: str, stack: contextlib.ExitStack) -> RayProcess:
+    """The head of a new Ray, which ends with the stack."""
     # Short, since the paths of Ray's sockets may not be longer than 107 characters.
     folder = tempfile.mkdtemp(prefix="planish-ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    port = free_port()
     head = RayProcess(
-        ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"],
+        ["--include-dashboard=false", f"--temp-dir={folder}"],
+        head=True,
         address=host,
         log=Path(folder, "start.log"),
         token=token,
     )
     stack.callback(head.kill)
-    return head, f"{host}:{port}"
+    return head
 
 
 class Gathering:
@@ -117,7 +117,7 @@ class Gathering:
         self._told = self._up = 0
         listener.settimeout(TICK_SECONDS)
 
-    def wait(self, head: RayProcess, address: str, signals: "Signals") -> list[Peer]:
+    def wait(self, head: RayProcess, signals: "Signals") -> list[Peer]:
         """Returns the others when they and the head are up.
 
         Raises:
@@ -134,7 +134,7 @@ class Gathering:
             self._accept()
             if head.started():
                 for peer in self._peers[self._told :]:
-                    peer.say(address=address)
+                    peer.say(address=head.address)
                 self._told = len(self._peers)
             for peer in self._peers:
                 message = peer.hear(0.0)

@@ -25,13 +25,24 @@ class RayProcess:
 
     Args:
         arguments: of `ray start`, beside those that all have.
+        head: whether it is the head of a new Ray, on a free port, another one at each try: what
+            kept it from starting may be that the port was taken meanwhile.
         address: of this machine, as the others reach it.
         log: file for its output.
         token: without it nobody can use this Ray.
     """
 
-    def __init__(self, arguments: Sequence[str], *, address: str, log: Path, token: str) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        head: bool = False,
+        address: str,
+        log: Path,
+        token: str,
+    ) -> None:
         self._log = log
+        self._head, self._host, self._port = head, address, 0
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
             f"--node-ip-address={address}",
@@ -50,6 +61,11 @@ class RayProcess:
         self._tries_left = START_TRIES
         self._up = False
         self._process = self._spawn()
+
+    @property
+    def address(self) -> str:
+        """Of a head, as RAY_ADDRESS takes it; settled once it is up."""
+        return f"{self._host}:{self._port}"
 
     def started(self) -> bool:
         """Whether it is up. Where it ended before that, it is tried again: Ray gives its own
@@ -81,9 +97,13 @@ class RayProcess:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         self._tries_left -= 1
+        command = self._command
+        if self._head:
+            self._port = free_port()
+            command = [*command, "--head", f"--port={self._port}"]
         with self._log.open("wb") as output, signals_blocked():
             return subprocess.Popen(
-                self._command,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -121,6 +121,8 @@ def test_peers_talk_in_whole_messages(pair: tuple[Peer, Peer]) -> None:
 class StartedHead:
     """Of `RayProcess`, what a gathering asks of the head."""
 
+    address = "10.0.0.1:5"
+
     def started(self) -> bool:
         return True
 
@@ -152,7 +154,7 @@ def test_only_who_knows_the_secret_is_gathered(signals: Signals) -> None:
         visitor = threading.Thread(target=come)
         visitor.start()
         head: RayProcess = StartedHead()  # type: ignore[assignment]
-        gathered = Gathering(listener, 1, "secret", stack).wait(head, "10.0.0.1:5", signals)
+        gathered = Gathering(listener, 1, "secret", stack).wait(head, signals)
         visitor.join()
         assert len(gathered) == 1
 
@@ -179,7 +181,7 @@ def test_a_stranger_is_sent_away_and_the_others_are_waited_for(
         Peer(friend).say(token="secret")
         Peer(friend).say(up=True)
         head: RayProcess = StartedHead()  # type: ignore[assignment]
-        gathered = Gathering(listener, 1, "secret", stack).wait(head, "10.0.0.1:5", signals)
+        gathered = Gathering(listener, 1, "secret", stack).wait(head, signals)
         assert len(gathered) == 1
         stranger.settimeout(10.0)
         assert stranger.recv(1) == b""
@@ -192,7 +194,7 @@ def test_a_machine_that_goes_before_all_are_there_ends_the_step(signals: Signals
         visitor.say(lost="Ray has ended on n2 (code 1)")
         head: RayProcess = StartedHead()  # type: ignore[assignment]
         with pytest.raises(StepFailed, match="Ray has ended on n2"):
-            Gathering(listener, 2, "secret", stack).wait(head, "10.0.0.1:5", signals)
+            Gathering(listener, 2, "secret", stack).wait(head, signals)
         visitor.connection.close()
 
 
@@ -208,6 +210,23 @@ def test_a_signal_that_is_repeated_at_once_is_one(
     os.kill(os.getpid(), signal.SIGUSR1)
     assert signals.take() == [signal.SIGUSR1]
     assert signals.take() == []
+
+
+def test_a_head_is_tried_on_another_port_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "START_TRIES", 3)
+    monkeypatch.setattr(process_module.sys, "executable", "/bin/echo")  # says its words, and ends
+    log = tmp_path / "log"
+    head = RayProcess([], head=True, address="10.0.0.1", log=log, token="x")
+    head._process.wait()
+    first = log.read_text().split()
+    assert f"--port={head.address.removeprefix('10.0.0.1:')}" in first
+    head.started()
+    head._process.wait()
+    second = log.read_text().split()
+    assert f"--port={head.address.removeprefix('10.0.0.1:')}" in second
+    assert first[-1] != second[-1]
 
 
 @pytest.mark.slow
