@@ -8,6 +8,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from service.cli.server import _DRAIN_SECONDS
 from tests.cluster.helm.conftest import CHART, Programs
 
 pytestmark = pytest.mark.cluster
@@ -202,6 +203,16 @@ def test_an_upgrade_does_not_wait_for_a_disk_that_the_old_pod_has(
     documents = _render(programs, "--set", values)
     (deployment,) = [d for d in documents if d["kind"] == "Deployment"]
     assert deployment["spec"]["strategy"]["type"] == strategy
+
+
+def test_a_pod_serves_on_until_nobody_sends_it_requests(programs: Programs) -> None:
+    documents = _render(programs, "--set", "terminationGracePeriodSeconds=15")
+    (deployment,) = [d for d in documents if d["kind"] == "Deployment"]
+    (service,) = deployment["spec"]["template"]["spec"]["containers"]
+    program, seconds = service["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    # What is under way then has its time as well (service/cli/server.py).
+    assert 3 <= int(seconds) <= 15 - 2 * _DRAIN_SECONDS
 
 
 def test_the_quota_is_for_the_queue_that_the_chart_makes(programs: Programs) -> None:
