@@ -74,7 +74,9 @@ def lead(folder: Path, tasks: int, driver: Sequence[str]) -> int:
         meeting = folder / "ray.json"
         stack.callback(meeting.unlink, missing_ok=True)
         port = int(listener.getsockname()[1])
-        Meeting(run=run_id(), host=host, port=port, token=token).write(meeting)
+        Meeting(
+            run=run_id(), machine=socket.gethostname(), host=host, port=port, token=token
+        ).write(meeting)
         head = start_head(host, token, stack)
         peers = Gathering(listener, tasks - 1, token, stack).wait(head, signals)
         variables = ray_environment(token) | {"RAY_ADDRESS": head.address}

@@ -8,6 +8,7 @@ import select
 import socket
 import time
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from megatron_backend.ray_nodes.process import StepFailed
@@ -24,6 +25,8 @@ class Meeting:
 
     run: str
     """Tells this run of the step from others in the same attempt's folder."""
+    machine: str
+    """The name that it gives itself."""
     host: str
     port: int
     token: str
@@ -40,7 +43,7 @@ class Meeting:
         """What task 0 of this run wrote.
 
         Raises:
-            StepFailed: nothing, for too long.
+            StepFailed: nothing, for too long; or it is on another machine, and cannot be reached.
         """
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -48,9 +51,17 @@ class Meeting:
                 os.listdir(path.parent)  # a network file system may remember that it was not there
                 found = Meeting(**json.loads(path.read_text(encoding="ascii")))
                 if found.run == run_id():  # not what an earlier run left
-                    return found
+                    return found._reachable()
             time.sleep(TICK_SECONDS)
         raise StepFailed(f"task 0 did not write {path} within {START_SECONDS:g} s")
+
+    def _reachable(self) -> "Meeting":
+        if ip_address(self.host).is_loopback and self.machine != socket.gethostname():
+            raise StepFailed(
+                f"task 0 is on {self.machine}, which knows no address of its own but {self.host}: "
+                "give the machines a default route, or their names an address in /etc/hosts"
+            )
+        return self
 
 
 class Peer:
@@ -95,10 +106,25 @@ def run_id() -> str:
 
 
 def own_address() -> str:
-    """This machine's address on the way out; no packet is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:  # no way out
-            return socket.gethostbyname(socket.gethostname())
+    """This machine's address on the way out; no packet is sent.
+
+    Where there is no way out, the address of its name, of SLURM's name for it, or the one that
+    SLURM says the step was launched from: the first that is its own and not the loopback, which
+    Debian gives a machine's name.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
+    names = ("SLURMD_NODENAME", "SLURM_LAUNCH_NODE_IPADDR")
+    found = map(_own, [socket.gethostname(), *(os.environ.get(name, "") for name in names)])
+    return next((address for address in found if address is not None), "127.0.0.1")
+
+
+def _own(name: str) -> str | None:
+    """The address of that name, where it is this machine's and others may reach it."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        address = socket.gethostbyname(name)
+        probe.bind((address, 0))
+        parsed = ip_address(address)
+        return None if parsed.is_loopback or parsed.is_unspecified else address
+    return None

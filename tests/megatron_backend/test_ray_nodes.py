@@ -76,8 +76,9 @@ def step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
 
 
-def meeting_of(run: str) -> Meeting:
-    return Meeting(run=run, host="127.0.0.1", port=1, token="secret")
+def meeting_of(run: str, machine: str | None = None, host: str = "127.0.0.1") -> Meeting:
+    here = socket.gethostname()
+    return Meeting(run=run, machine=machine or here, host=host, port=1, token="secret")
 
 
 @pytest.mark.usefixtures("step")
@@ -93,6 +94,51 @@ def test_a_meeting_is_a_secret_and_of_one_run(
     monkeypatch.setattr(meeting_module, "START_SECONDS", 0.3)
     with pytest.raises(StepFailed, match="did not write"):
         Meeting.await_at(path)
+
+
+@pytest.mark.usefixtures("step")
+def test_a_loopback_of_another_machine_leads_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "ray.json"
+    meeting_of("5.0.0", machine="n1", host="127.0.1.1").write(path)
+    with pytest.raises(StepFailed, match=r"n1, which knows no address of its own but 127\.0\.1\.1"):
+        Meeting.await_at(path)
+    meeting_of("5.0.0", machine="n1", host="10.0.0.1").write(path)
+    assert Meeting.await_at(path).host == "10.0.0.1"
+
+
+class NoWayOut(socket.socket):
+    """A socket on a machine without a route, whose one address is 10.0.0.1."""
+
+    def connect(self, _: object) -> None:
+        raise OSError("Network is unreachable")
+
+    def bind(self, address: tuple[str, int]) -> None:  # type: ignore[override]
+        if address[0] not in ("10.0.0.1", "127.0.1.1"):
+            raise OSError("Cannot assign requested address")
+
+
+@pytest.mark.parametrize(
+    ("launched_from", "expected"),
+    [("10.0.0.1", "10.0.0.1"), ("10.0.0.9", "127.0.0.1"), (None, "127.0.0.1")],
+    ids=["own", "of-another", "unknown"],
+)
+def test_without_a_route_slurm_knows_the_address(
+    monkeypatch: pytest.MonkeyPatch, launched_from: str | None, expected: str
+) -> None:
+    addresses = {socket.gethostname(): "127.0.1.1", "n1": "127.0.1.1", "10.0.0.1": "10.0.0.1"}
+
+    def resolve(name: str) -> str:
+        return addresses.get(name, "10.0.0.9" if name else "0.0.0.0")
+
+    monkeypatch.setattr(meeting_module.socket, "socket", NoWayOut)
+    monkeypatch.setattr(meeting_module.socket, "gethostbyname", resolve)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.delenv("SLURM_LAUNCH_NODE_IPADDR", raising=False)
+    if launched_from is not None:
+        monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", launched_from)
+    assert own_address() == expected
+    addresses["n1"] = "10.0.0.1"
+    assert own_address() == "10.0.0.1"
 
 
 @pytest.fixture
