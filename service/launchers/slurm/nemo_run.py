@@ -14,7 +14,9 @@ import json
 import os
 import select
 import shlex
+import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -52,6 +54,7 @@ class NemoRunTunnel:
         self._variables = dict(variables)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._home: str | None = None
         self._unread = b""
         self._number = 0
 
@@ -109,8 +112,10 @@ class NemoRunTunnel:
             return self._process
         self._end()
         config = self._config
-        command = [config.nemo_run_python, "-I", str(PROGRAM), json.dumps(_connection(config))]
         try:
+            self._home = tempfile.mkdtemp(prefix="nemo-run-")
+            wanted = json.dumps({"home": self._home, **_connection(config)})
+            command = [config.nemo_run_python, "-I", str(PROGRAM), wanted]
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -141,15 +146,21 @@ class NemoRunTunnel:
         return line
 
     def _end(self) -> None:
-        process, self._process, self._unread = self._process, None, b""
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # what was left in it has no reader
-                    pipe.close()
-        process.wait()
+        process, home = self._process, self._home
+        self._process, self._home, self._unread = None, None, b""
+        if process is not None:
+            _kill(process)
+        if home is not None:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was left in it has no reader
+                pipe.close()
+    process.wait()
 
 
 def _connection(config: NemoRunTunnelConfig | SshTunnelConfig) -> dict[str, object]:

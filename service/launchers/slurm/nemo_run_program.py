@@ -1,7 +1,10 @@
 """Runs commands by NeMo-Run's tunnels, for `nemo_run.py`: lines of JSON in, lines of JSON out.
 
-    python nemo_run_program.py '{"type": "local"}'
-    python nemo_run_program.py '{"type": "ssh", "host": ..., "user": ..., "port": ..., ...}'
+    python nemo_run_program.py '{"home": ..., "type": "local"}'
+    python nemo_run_program.py '{"home": ..., "type": "ssh", "host": ..., "user": ..., ...}'
+
+`home` is a folder for files of NeMo-Run's own. It is removed at the end, by whoever sees it: the
+service kills this program, or is killed itself, and then this program's input ends.
 
 It runs in NeMo-Run's environment, so it imports nothing of ours. Whatever NeMo-Run and its
 libraries print goes to stderr; stdout is kept for answers.
@@ -11,6 +14,7 @@ import importlib
 import json
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 from typing import Any
@@ -18,6 +22,15 @@ from typing import Any
 
 def main() -> int:
     """Connects, says so, and answers one request after the other until its input ends."""
+    wanted = json.loads(sys.argv[1])
+    try:
+        return serve(wanted)
+    finally:
+        shutil.rmtree(wanted["home"], ignore_errors=True)
+
+
+def serve(wanted: dict[str, Any]) -> int:
+    """Serves one connection; the exit code."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -28,7 +41,7 @@ def main() -> int:
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nobody is there to type a password
     try:
-        tunnel = connect(json.loads(sys.argv[1]))
+        tunnel = connect(wanted)
     except (Exception, SystemExit) as error:  # it exits where it cannot authenticate
         say({"fault": f"no connection: {describe(error)}"})
         return 1
@@ -47,12 +60,11 @@ def main() -> int:
 
 def connect(wanted: dict[str, Any]) -> Any:
     """A tunnel of NeMo-Run, connected."""
-    # It keeps files of its own under this folder.
-    os.environ.setdefault("NEMORUN_HOME", tempfile.mkdtemp(prefix="nemo-run-"))
+    os.environ["NEMORUN_HOME"] = wanted["home"]
     client = importlib.import_module("nemo_run.core.tunnel.client")
 
     if wanted["type"] == "local":
-        return client.LocalTunnel(job_dir=os.environ["NEMORUN_HOME"])
+        return client.LocalTunnel(job_dir=wanted["home"])
     tunnel = client.SSHTunnel(
         host=wanted["host"],
         user=wanted["user"],

@@ -1,10 +1,13 @@
 """Commands through each tunnel. NeMo-Run's need an environment with it, PLANISH_NEMO_RUN_PYTHON;
 the one over SSH also an sshd on this machine."""
 
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 from service.launchers import LauncherUnavailable
 from service.launchers.slurm.config import NemoRunTunnelConfig, SshTunnelConfig
-from service.launchers.slurm.nemo_run import NemoRunTunnel
+from service.launchers.slurm.nemo_run import PROGRAM, NemoRunTunnel
 from service.launchers.slurm.tunnel import LocalTunnel, Tunnel
 from tests.service.launchers.slurm.test_script import NASTY
 
@@ -150,6 +153,43 @@ def test_an_interpreter_that_is_not_there_is_no_answer(tmp_path: Path) -> None:
         with pytest.raises(LauncherUnavailable, match=complaint):
             tunnel.run(["/bin/true"])
         tunnel.close()
+
+
+INTERPRETER_LIKE = """#!/bin/sh
+printf '%s' "$3" >"$0.wanted"
+echo '{"connected": true}'
+read -r request
+echo '{"id": 1, "code": 0, "output": "", "errors": ""}'
+exec sleep 60
+"""
+
+
+def test_nemo_runs_folder_goes_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    python = tmp_path / "python"
+    python.write_text(INTERPRETER_LIKE)
+    python.chmod(0o755)
+    config = NemoRunTunnelConfig(type="nemo_run", nemo_run_python=str(python))
+    tunnel = NemoRunTunnel(config, seconds=20, variables={})
+    assert tunnel.run(["/bin/true"]).code == 0
+    home = Path(json.loads((tmp_path / "python.wanted").read_text())["home"])
+    assert home.is_dir()
+    tunnel.close()
+    assert not list(tmp_path.glob("nemo-run-*"))
+
+
+def test_nemo_runs_folder_goes_with_a_program_that_ends_by_itself(tmp_path: Path) -> None:
+    """As where the service was killed; here it does not come so far as to connect."""
+    home = tmp_path / "home"
+    home.mkdir()
+    wanted = json.dumps({"home": str(home), "type": "local"})
+    ran = subprocess.run(
+        [sys.executable, "-I", PROGRAM, wanted], input=b"", capture_output=True, check=False
+    )
+    assert b"fault" in ran.stdout
+    assert not home.exists()
 
 
 @pytest.mark.cluster
