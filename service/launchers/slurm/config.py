@@ -96,7 +96,7 @@ class SshTunnelConfig(_Part):
     host: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$")]
     """Login node."""
     user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._@-]*$")]
-    """Account there; jobs run as it, so it must be able to write the jobs' folders."""
+    """Account there; jobs run as it, so it must be the service's own user, with the same uid."""
     port: Annotated[int, Field(ge=1, le=65535)] = 22
     """Port of its sshd."""
     identity: AbsolutePath
