@@ -36,19 +36,11 @@ _COMMAND = f"""\
 mkdir -p {{folder}} && cd {{folder}} || exit 64
 [ ! -e {SHUT_OUT} ] || exit {EXIT_SHUT_OUT}
 (set -C; echo "${POD_UID_VARIABLE}" > {HEAD}) 2>/dev/null
-asked=
-trap 'asked=yes' INT TERM  # one that comes before there is a driver to tell
 {{driver}} & driver=$!
 echo $driver > {{scratch}}/planish-driver
-trap 'asked=yes; {_TELL}' INT TERM
-if [ -n "$asked" ]; then {_TELL}; fi
-asked=
+trap '{_TELL}' INT TERM
 wait $driver; code=$?
-while [ -n "$asked" ]; do  # a signal ends the wait, not the driver
-  asked=
-  wait $driver; next=$?
-  [ $next = 127 ] || code=$next  # 127: the wait before has had its code
-done
+while kill -0 $driver 2>/dev/null; do wait $driver; code=$?; done
 if [ $code = 137 ]; then
   cat {{counters}} 2>/dev/null | grep -q '^oom_kill [1-9]' && : > {OUT_OF_MEMORY}
 fi

@@ -114,16 +114,6 @@ def test_however_many_ask_a_driver_gets_term_once_and_pods_wait_for_its_end(pod:
     assert (pod.attempt / "ending").exists()
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_a_wish_that_comes_as_the_driver_starts_is_not_lost(pod: Pod, number: int) -> None:
-    asks_at_once = f"kill -INT $PPID; [ {number} -gt 4 ] || sleep 0.0{number}\n{COUNTS_TERMS}"
-    command = pod.start(pod.driver(asks_at_once))
-    # A driver that has no trap yet ends by the signal: 128 + 15.
-    until(lambda: (pod.attempt / "terms").exists() or command.poll() is not None)
-    (pod.attempt / "stop-it").touch()
-    assert command.wait(SECONDS) in (1, 143)
-
-
 def test_a_head_without_a_driver_and_a_worker_without_its_head_wait_for_nothing(pod: Pod) -> None:
     assert pod.hook("head").wait(SECONDS) == 0
     begun = time.monotonic()
