@@ -167,7 +167,8 @@ def _is_queued(rayjob: Mapping[str, Any]) -> bool:
 
 
 def _is_admitted(rayjob: Mapping[str, Any]) -> bool:
-    return _is_queued(rayjob) and rayjob["spec"].get("suspend") is False
+    """It was made suspended; once it is not, the server may leave `suspend` out."""
+    return _is_queued(rayjob) and not rayjob["spec"].get("suspend")
 
 
 def _seconds(moment: str) -> float:
