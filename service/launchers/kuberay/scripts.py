@@ -36,9 +36,12 @@ _COMMAND = f"""\
 mkdir -p {{folder}} && cd {{folder}} || exit 64
 [ ! -e {SHUT_OUT} ] || exit {EXIT_SHUT_OUT}
 (set -C; echo "${POD_UID_VARIABLE}" > {HEAD}) 2>/dev/null
+asked=
+trap 'asked=yes' INT TERM  # one that comes before it is written down whom to tell
 {{driver}} & driver=$!
 echo $driver > {{scratch}}/planish-driver
 trap '{_TELL}' INT TERM
+if [ -n "$asked" ]; then {_TELL}; fi
 wait $driver; code=$?
 while kill -0 $driver 2>/dev/null; do wait $driver; code=$?; done
 if [ $code = 137 ]; then

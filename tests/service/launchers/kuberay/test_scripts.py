@@ -114,6 +114,15 @@ def test_however_many_ask_a_driver_gets_term_once_and_pods_wait_for_its_end(pod:
     assert (pod.attempt / "ending").exists()
 
 
+def test_a_wish_that_comes_as_the_driver_starts_is_not_lost(pod: Pod) -> None:
+    asks_at_once = COUNTS_TERMS.replace("touch ready\n", "touch ready\nkill -INT $PPID\n")
+    command = pod.start(pod.driver(asks_at_once))
+    until((pod.attempt / "terms").exists)
+    (pod.attempt / "stop-it").touch()
+    assert command.wait(SECONDS) == 1
+    assert (pod.attempt / "terms").read_text() == "term\n"
+
+
 def test_a_head_without_a_driver_and_a_worker_without_its_head_wait_for_nothing(pod: Pod) -> None:
     assert pod.hook("head").wait(SECONDS) == 0
     begun = time.monotonic()
