@@ -162,31 +162,24 @@ def test_prometheus_scrapes_the_service_and_the_job_s_driver(
     assert_scraped(server, client, calm)
 
 
-def test_g01_a_preempted_job_goes_on_when_slurm_starts_it_again(
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(SlurmSite.preempt, "PREEMPTED"), (SlurmSite.lose_node, "NODE_FAILURE")],
+    ids=["g01-preempted", "bereft"],
+)
+def test_a_job_that_loses_what_it_runs_on_goes_on_when_slurm_starts_it_again(
     slurm: Slurm,
     client: Client,
     sft: Callable[[str], JobResource],
     calm: JobResource,
     tmp_path: Path,
+    fault: Callable[[SlurmSite, str], None],
+    reason: str,
 ) -> None:
-    job = sft("preempted")
+    job = sft(reason.lower().replace("_", "-"))
     until_checkpoint(client, job)
-    SlurmSite(slurm.folder, slurm).preempt(f"planish-{job.id}-1")
-    assert_as_calm(client, ended(client, job), calm, tmp_path, ["PREEMPTED"])
-    assert submissions(slurm, job) == 1
-
-
-def test_a_job_that_loses_a_machine_goes_on_when_slurm_starts_it_again(
-    slurm: Slurm,
-    client: Client,
-    sft: Callable[[str], JobResource],
-    calm: JobResource,
-    tmp_path: Path,
-) -> None:
-    job = sft("bereft")
-    until_checkpoint(client, job)
-    SlurmSite(slurm.folder, slurm).lose_node(f"planish-{job.id}-1")
-    assert_as_calm(client, ended(client, job), calm, tmp_path, ["NODE_FAILURE"])
+    fault(SlurmSite(slurm.folder, slurm), f"planish-{job.id}-1")
+    assert_as_calm(client, ended(client, job), calm, tmp_path, [reason])
     assert submissions(slurm, job) == 1
 
 
