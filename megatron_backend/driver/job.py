@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from megatron_backend.checkpoint.durable import fsync_tree, move
 from megatron_backend.checkpoint.hf_files import copy_tokenizer, write_config
 from service.spec import JobContext, ResolvedModel
+from service.spec.attempt import attempt_path
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.spec.other_models import FrozenLayout, FrozenModelSpec, Role
@@ -29,7 +30,7 @@ class Job:
     @property
     def attempt_folder(self) -> Path:
         """attempts/N."""
-        return self.folder / "attempts" / str(self.attempt)
+        return attempt_path(self.folder, self.attempt)
 
     @property
     def layout(self) -> Layout:

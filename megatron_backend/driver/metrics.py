@@ -14,12 +14,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from service.spec import JobContext, WorkerEvent
+from service.spec.driver_variables import METRICS_PORT
 from service.spec.job_metrics import JOB_METRICS, JobReadings, job_labels
 
 log = logging.getLogger("planish")
-
-PORT_VARIABLE = "PLANISH_METRICS_PORT"
-"""Port to serve on, on all addresses; 0 takes a free one."""
 
 
 class JobMetrics(Collector):
@@ -59,7 +57,7 @@ class MetricsServer:
     def __init__(self, metrics: JobMetrics) -> None:
         """Listens where PLANISH_METRICS_PORT says; without it does nothing."""
         self.port: int | None = None
-        wanted = os.environ.get(PORT_VARIABLE)
+        wanted = os.environ.get(METRICS_PORT)
         if not wanted:
             return
         registry = CollectorRegistry()
@@ -68,7 +66,7 @@ class MetricsServer:
         try:
             self._server, self._thread = start_http_server(int(wanted), registry=registry)
         except (OSError, OverflowError, ValueError) as error:
-            log.warning("%s=%s: no metrics are served: %s", PORT_VARIABLE, wanted, error)
+            log.warning("%s=%s: no metrics are served: %s", METRICS_PORT, wanted, error)
             return
         self.port = self._server.server_port
         log.info("metrics are served on port %d", self.port)

@@ -16,6 +16,7 @@ import httpx
 
 from megatron_backend.driver.spool import EventSpool
 from service.spec import EventBatch
+from service.spec.attempt import attempt_path
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Pusher:
         self.stale = threading.Event()
         self._spool = spool
         self._endpoint_file = job_dir / "endpoint"
-        self._token_file = job_dir / "attempts" / str(attempt) / "token"
+        self._token_file = attempt_path(job_dir, attempt) / "token"
         self._path = f"/v1/jobs/{job_id}/attempts/{attempt}/events"
         self._held = 0  # last number that the service says it holds
         self._news = threading.Event()

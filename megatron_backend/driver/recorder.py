@@ -15,6 +15,7 @@ from megatron_backend.checkpoint.fence import StaleAttempt
 from megatron_backend.driver.push import Pusher
 from megatron_backend.driver.spool import EventSpool
 from service.spec import WorkerEvent
+from service.spec.attempt import attempt_path
 
 log = logging.getLogger("planish")
 
@@ -43,8 +44,7 @@ class SpoolRecorder:
             on_event: is told each event once it is spooled; it must return at once and not raise.
         """
         self._on_event = on_event
-        folder = job_dir / "attempts" / str(attempt)
-        self._spool = EventSpool(folder / "events.jsonl")
+        self._spool = EventSpool(attempt_path(job_dir, attempt) / "events.jsonl")
         self._pusher = Pusher(self._spool, job_dir=job_dir, job_id=job_id, attempt=attempt)
         self._pusher.start()
         self._saved_step = 0

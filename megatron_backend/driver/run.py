@@ -23,6 +23,7 @@ from megatron_backend.driver.stop import StopSignal, cluster_bounds
 from megatron_backend.driver.tokenizers import check_tokenizers
 from megatron_backend.workers.ray_session import set_environment
 from service.spec import Outcome, Reason
+from service.spec.attempt import attempt_path
 from service.spec.durable import fsync_file, write_text
 from service.spec.fence import exclusive_lock
 from service.spec.spans import SpanName
@@ -46,7 +47,7 @@ def run_attempt(folder: Path, attempt: int) -> int:
     Returns:
         The driver's exit code.
     """
-    attempt_folder = folder / "attempts" / str(attempt)
+    attempt_folder = attempt_path(folder, attempt)
     attempt_folder.mkdir(parents=True, exist_ok=True)
     stop = StopSignal(attempt_folder)
     stop.install()

@@ -34,15 +34,15 @@ from types import FrameType
 
 from algorithms.errors import JobFailure
 from megatron_backend.driver.outcome import Stopped
-from service.spec import Reason
+from service.spec import Reason, driver_variables
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 ECHO_SECONDS = 10.0
 _EARLY_SECONDS = 120.0
 """SLURM may be up to 60 s early with the signal before its limit; its clock may be another."""
 _BOUNDS = {
-    signal.SIGTERM: "PLANISH_GRACE_SECONDS",
-    signal.SIGUSR1: "PLANISH_SIGNAL_SECONDS",
+    signal.SIGTERM: driver_variables.GRACE_SECONDS,
+    signal.SIGUSR1: driver_variables.SIGNAL_SECONDS,
 }
 
 
@@ -165,7 +165,7 @@ def _limit_is_far() -> bool:
     """Whether SLURM's time limit is known, and too far away to be what a signal is about."""
     try:
         end = float(os.environ["SLURM_JOB_END_TIME"])  # seconds since the epoch; SLURM 23.02 on
-        ahead = float(os.environ["PLANISH_SIGNAL_SECONDS"])
+        ahead = float(os.environ[driver_variables.SIGNAL_SECONDS])
     except (KeyError, ValueError):
         return False
     return end - time.time() > ahead + _EARLY_SECONDS

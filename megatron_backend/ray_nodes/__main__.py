@@ -9,6 +9,7 @@ from pathlib import Path
 from megatron_backend.ray_nodes.follow import follow
 from megatron_backend.ray_nodes.lead import lead
 from megatron_backend.ray_nodes.process import StepFailed, machine, say
+from service.spec.attempt import attempt_path
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--attempt", type=int, required=True, metavar="N", help="its number")
     parser.add_argument("--log", action="store_true", help="of the driver")
     parsed = parser.parse_args(arguments)
-    folder = parsed.job_dir.resolve() / "attempts" / str(parsed.attempt)
+    folder = attempt_path(parsed.job_dir.resolve(), parsed.attempt)
     task, tasks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     try:
         folder.mkdir(parents=True, exist_ok=True)

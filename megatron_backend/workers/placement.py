@@ -33,14 +33,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from megatron_backend.workers.errors import NodeLost, NoRoom
 from megatron_backend.workers.machine import Neighbourhood
 from megatron_backend.workers.ray_session import dead_processes, own_cluster
+from service.spec import driver_variables
 from service.spec.layout import Layout
 
 PLACEMENT_SECONDS = 600.0
 """How long the cluster may take to find room for all ranks."""
-NODE_WAIT_VARIABLE = "PLANISH_NODE_WAIT_SECONDS"
-"""Set by launchers whose cluster puts another machine in the place of a lost one."""
 NODE_WAIT_SECONDS = 30.0
-"""... and where it is not set: a machine that is free already is found in this time."""
+"""Where the launcher names no time: a machine that is free already is found in this one."""
 NOTICE_SECONDS = 60.0
 """How long Ray may take to see that a machine is gone."""
 CONNECT_SECONDS = 2.0
@@ -218,4 +217,4 @@ def _node_wait() -> float:
     """Seconds to wait for another machine in the place of a lost one."""
     if own_cluster():
         return 0.0  # there is only this one
-    return float(os.environ.get(NODE_WAIT_VARIABLE, NODE_WAIT_SECONDS))
+    return float(os.environ.get(driver_variables.NODE_WAIT_SECONDS, NODE_WAIT_SECONDS))

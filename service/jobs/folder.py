@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from service.spec import JobContext, Outcome, Reason
+from service.spec.attempt import attempt_path
 from service.spec.durable import fsync_file, replace_text, write_text
 from service.spec.fence import raise_fence, read_fence
 
@@ -87,7 +88,7 @@ class JobFolder:
 
     def attempt(self, number: int) -> AttemptFolder:
         """The folder of one attempt; it need not exist."""
-        return AttemptFolder(self.path / "attempts" / str(number))
+        return AttemptFolder(attempt_path(self.path, number))
 
     @property
     def checkpoints_path(self) -> Path:

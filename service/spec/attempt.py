@@ -43,6 +43,7 @@ A second start. Clusters start a command again by themselves, at a time of their
 """
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -51,6 +52,11 @@ from service.spec.base import SpecModel
 from service.spec.job import JobSpec
 from service.spec.other_models import Role
 from service.spec.spans import JobTrace
+
+
+def attempt_path(job_dir: Path, attempt: int) -> Path:
+    """JOB_DIR/attempts/N."""
+    return job_dir / "attempts" / str(attempt)
 
 
 class Reason(StrEnum):

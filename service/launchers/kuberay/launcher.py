@@ -39,6 +39,7 @@ from service.launchers.protocol import (
     only_for,
 )
 from service.spec import JobSpec
+from service.spec.attempt import attempt_path
 from service.validation.problems import FieldProblem
 
 _log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class KubeRayLauncher:
         return rayjob(self._cluster, self._site, request)
 
     def _record(self, job_id: str, attempt: int) -> Record:
-        return Record(self._site.jobs_dir / job_id / "attempts" / str(attempt))
+        return Record(attempt_path(self._site.jobs_dir / job_id, attempt))
 
     def _delete_earlier(self, request: LaunchRequest) -> None:
         """The RayJobs of the job's earlier attempts, which have ended."""

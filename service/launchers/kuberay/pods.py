@@ -14,14 +14,12 @@ from service.launchers.kuberay.shape import Shape, quantity
 from service.launchers.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
 from service.launchers.protocol import LaunchRequest
 from service.settings import DATA_ROOTS_VARIABLE
+from service.spec import driver_variables
 from service.spec.resources import KubernetesSpec, TolerationSpec
 
 CONTAINER = "ray"
-GRACE_VARIABLE = "PLANISH_GRACE_SECONDS"
 GRACE_MARGIN_SECONDS = 5
 """Of the time that a pod has to end, for Ray to end in after the driver."""
-NODE_WAIT_VARIABLE = "PLANISH_NODE_WAIT_SECONDS"
-METRICS_PORT_VARIABLE = "PLANISH_METRICS_PORT"
 
 _TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-required-topology"
 
@@ -116,8 +114,8 @@ def _environment(
         JOB_VARIABLE: request.job_id,
         ATTEMPT_VARIABLE: str(request.attempt),
         DATA_ROOTS_VARIABLE: data_roots,
-        GRACE_VARIABLE: str(left),
-        NODE_WAIT_VARIABLE: f"{cluster.node_wait_seconds:g}",
+        driver_variables.GRACE_SECONDS: str(left),
+        driver_variables.NODE_WAIT_SECONDS: f"{cluster.node_wait_seconds:g}",
         # A worker that is told to end says so to the driver, and its ranks live on meanwhile. The
         # head's hook has waited for the driver before Ray is told.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(left if role == "worker" else 1),
@@ -125,7 +123,7 @@ def _environment(
         "RAY_JOB_STOP_WAIT_TIME_S": str(termination),
     }
     if _serves_metrics(cluster, role):
-        values[METRICS_PORT_VARIABLE] = str(cluster.metrics_port)
+        values[driver_variables.METRICS_PORT] = str(cluster.metrics_port)
     uid = {"fieldRef": {"fieldPath": "metadata.uid"}}
     return [
         *({"name": name, "value": _literal(value)} for name, value in values.items()),

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from service.launchers.kuberay.record import ENDING, HEAD, OUT_OF_MEMORY, SHUT_OUT
+from service.spec.attempt import attempt_path
 
 POD_UID_VARIABLE = "PLANISH_POD_UID"
 
@@ -99,4 +100,4 @@ def hooks(job_dir: Path, attempt: int, *, scratch: str = SCRATCH) -> Mapping[str
 
 
 def _folder(job_dir: Path, attempt: int) -> str:
-    return shlex.quote(str(job_dir / "attempts" / str(attempt)))
+    return shlex.quote(str(attempt_path(job_dir, attempt)))

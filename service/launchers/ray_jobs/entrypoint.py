@@ -23,6 +23,7 @@ from typing import Any
 from service.launchers.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
 from service.launchers.protocol import LaunchRequest
 from service.settings import DATA_ROOTS_VARIABLE, joined_roots
+from service.spec.attempt import attempt_path
 
 TAKEN, KILL = "taken", "kill"
 DRIVER, NOBODY = "driver", "nobody"
@@ -89,7 +90,7 @@ def submission(
 
 def entrypoint(request: LaunchRequest, submission_id: str, *, python: str) -> str:
     """The command, for the shell that Ray gives it to."""
-    folder = request.job_dir / "attempts" / str(request.attempt)
+    folder = attempt_path(request.job_dir, request.attempt)
     command = [python, "-m", "megatron_backend", str(request.job_dir)]
     return _SCRIPT.format(
         attempts=shlex.quote(str(folder.parent)),

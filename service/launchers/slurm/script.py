@@ -33,7 +33,8 @@ from service.launchers.processes import ATTEMPT_VARIABLE, JOB_VARIABLE
 from service.launchers.protocol import LaunchRequest
 from service.launchers.slurm.config import ApptainerContainer, PyxisContainer, SlurmCluster
 from service.settings import DATA_ROOTS_VARIABLE, joined_roots
-from service.spec import JobContext
+from service.spec import JobContext, driver_variables
+from service.spec.attempt import attempt_path
 from service.spec.resources import SlurmSpec
 
 _LIMIT_CHECK_SECONDS = 60
@@ -107,15 +108,15 @@ def batch_script(
         **cluster.env,
         JOB_VARIABLE: request.job_id,
         DATA_ROOTS_VARIABLE: joined_roots(data_roots),
-        "PLANISH_GRACE_SECONDS": f"{cluster.grace_seconds:g}",
-        "PLANISH_SIGNAL_SECONDS": str(signal_seconds(cluster, request.context)),
+        driver_variables.GRACE_SECONDS: f"{cluster.grace_seconds:g}",
+        driver_variables.SIGNAL_SECONDS: str(signal_seconds(cluster, request.context)),
         "PYTHONUNBUFFERED": "1",
         # setproctitle, which Ray calls, otherwise writes titles over the memory behind
         # /proc/PID/environ.
         "SPT_NOENV": "1",
     }
     if cluster.metrics_port is not None:
-        variables["PLANISH_METRICS_PORT"] = str(cluster.metrics_port)
+        variables[driver_variables.METRICS_PORT] = str(cluster.metrics_port)
     return _TEMPLATE.substitute(
         options=options,
         job_dir=shlex.quote(str(request.job_dir)),
@@ -146,7 +147,7 @@ def sbatch_options(cluster: SlurmCluster, request: LaunchRequest) -> list[str]:
         "job-name": job_name(request.job_id, request.attempt),
         "comment": request.context.spec.name,
         # What SLURM itself says of the job goes where the first attempt's words are.
-        "output": file_pattern(f"{request.job_dir}/attempts/{request.attempt}/log"),
+        "output": file_pattern(str(attempt_path(request.job_dir, request.attempt) / "log")),
         "open-mode": "append",
         "chdir": str(request.job_dir),
         "export": "ALL",
@@ -226,6 +227,9 @@ def _step(cluster: SlurmCluster, request: LaunchRequest) -> str:
     """The srun line. One machine needs no Ray before the driver, which starts its own."""
     nodes = request.context.spec.resources.nodes
     step = ["srun", "--ntasks-per-node=1", f"--nodes={nodes}", f"--ntasks={nodes}"]
+    # Else a task may be bound to one core: srun does not take over the job's `--cpus-per-task`
+    # (SLURM 22.05 on). Without it a step has all of the job's CPUs.
+    step.append("--cpu-bind=none")
     command = [cluster.python, "-m", "megatron_backend"]
     if nodes > 1:
         command[-1] += ".ray_nodes"

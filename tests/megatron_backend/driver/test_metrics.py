@@ -9,9 +9,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from megatron_backend.driver.metrics import PORT_VARIABLE, JobMetrics, MetricsServer
+from megatron_backend.driver.metrics import JobMetrics, MetricsServer
 from megatron_backend.driver.recorder import SpoolRecorder
 from service.spec import JobContext, JobSpec, ResolvedModel
+from service.spec.driver_variables import METRICS_PORT
 
 Labels = frozenset[tuple[str, str]]
 
@@ -30,7 +31,7 @@ def context() -> JobContext:
 
 @pytest.fixture
 def server(context: JobContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsServer]:
-    monkeypatch.setenv(PORT_VARIABLE, "0")
+    monkeypatch.setenv(METRICS_PORT, "0")
     opened = MetricsServer(JobMetrics(context))
     yield opened
     opened.close()
@@ -49,7 +50,7 @@ def test_what_is_recorded_is_served(
     context: JobContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `run_attempt` puts them together; there is no service, and none is needed."""
-    monkeypatch.setenv(PORT_VARIABLE, "0")
+    monkeypatch.setenv(METRICS_PORT, "0")
     (tmp_path / "attempts" / "1").mkdir(parents=True)
     metrics = JobMetrics(context)
     server = MetricsServer(metrics)
@@ -69,7 +70,7 @@ def test_what_is_recorded_is_served(
 def test_it_is_off_unless_it_is_asked_for(
     context: JobContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(PORT_VARIABLE, raising=False)
+    monkeypatch.delenv(METRICS_PORT, raising=False)
     server = MetricsServer(JobMetrics(context))
     assert server.port is None
     server.close()
@@ -93,8 +94,8 @@ def test_a_port_that_cannot_be_had_ends_no_job(
         other.bind(("0.0.0.0", 0))
         other.listen()
         wanted = str(other.getsockname()[1]) if port == "taken" else port
-        monkeypatch.setenv(PORT_VARIABLE, wanted)
+        monkeypatch.setenv(METRICS_PORT, wanted)
         server = MetricsServer(JobMetrics(context))
     assert server.port is None
-    assert f"{PORT_VARIABLE}={wanted}: no metrics are served" in caplog.text
+    assert f"{METRICS_PORT}={wanted}: no metrics are served" in caplog.text
     server.close()
