@@ -46,14 +46,13 @@ class RayProcess:
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
             f"--node-ip-address={address}",
-            f"--num-cpus={os.environ.get('SLURM_CPUS_ON_NODE') or len(os.sched_getaffinity(0))}",
-            f"--num-gpus={os.environ.get('SLURM_GPUS_ON_NODE') or 0}",
+            f"--num-cpus={max(cpus_given(), gpus_given())}",  # a rank asks for one, beside its GPU
+            f"--num-gpus={gpus_given()}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             # Free ports, since another job's Ray may be on this machine.
             "--min-worker-port=0",
             "--max-worker-port=0",
             "--dashboard-agent-listen-port=0",
-            "--include-log-monitor=false",
             "--disable-usage-stats",
             *arguments,
         ]
@@ -123,6 +122,16 @@ def ray_environment(token: str) -> dict[str, str]:
         # Ray gives its workers the lowest priority but few; here they are what it is for.
         "RAY_worker_niceness": "0",
     }
+
+
+def cpus_given() -> int:
+    """CPUs of this machine that SLURM gave the job."""
+    return int(os.environ.get("SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0)))
+
+
+def gpus_given() -> int:
+    """GPUs of this machine that SLURM gave the job."""
+    return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
 
 
 def free_port() -> int:

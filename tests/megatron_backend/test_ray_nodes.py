@@ -48,6 +48,7 @@ for number in (signal.SIGTERM, signal.SIGUSR1):
 @ray.remote(num_cpus=2, scheduling_strategy="SPREAD")
 class Rank:
     def look(self):
+        print("words of a rank")
         status = Path("/proc/self/status").read_text()
         mask = int(status.split("SigBlk:")[1].split()[0], 16)
         blocked = [n for n in (signal.SIGTERM, signal.SIGUSR1) if mask >> (n - 1) & 1]
@@ -275,6 +276,22 @@ def test_a_head_is_tried_on_another_port_each_time(
     assert first[-1] != second[-1]
 
 
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "named"), [("1", "8", "8"), ("12", "8", "12"), ("3", "", "3")]
+)
+def test_a_machine_has_a_cpu_for_each_of_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: str, gpus: str, named: str
+) -> None:
+    monkeypatch.setattr(process_module.sys, "executable", "/bin/echo")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", cpus)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", gpus)
+    process = RayProcess([], address="10.0.0.1", log=tmp_path / "log", token="x")
+    process._process.wait()
+    arguments = (tmp_path / "log").read_text().split()
+    assert f"--num-cpus={named}" in arguments
+    assert f"--num-gpus={gpus or 0}" in arguments
+
+
 @pytest.mark.slow
 def test_a_ray_that_does_not_start_is_told_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -342,6 +359,7 @@ def test_two_machines_one_ray_and_an_end_that_ranks_outlive(tmp_path: Path) -> N
             task.send_signal(signal.SIGUSR1)
         assert step.leader.wait(timeout=120) == 7, step.logs()
         assert step.follower.wait(timeout=60) == 0, step.logs()
+        assert "words of a rank" in (tmp_path / "task0.log").read_text()  # which is the job's log
         assert not (tmp_path / "ray.json").exists()
         for pid in ranks:
             assert not Path(f"/proc/{pid}").exists()

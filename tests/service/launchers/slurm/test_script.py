@@ -137,7 +137,7 @@ def test_one_machine_runs_the_driver_and_several_meet_first(tmp_path: Path) -> N
     one = batch_script(SlurmCluster(), request_of(tmp_path))
     assert f"python3 -m megatron_backend {tmp_path}/{JOB} --attempt" in one
     two = batch_script(SlurmCluster(), request_of(tmp_path, resources={"nodes": 2}))
-    assert "srun --ntasks-per-node=1 --nodes=2 --ntasks=2 python3 -m megatron_backend.ray_no" in two
+    assert "srun --ntasks-per-node=1 --nodes=2 --ntasks=2 --cpu-bind=none python3 -m mega" in two
 
 
 def test_a_driver_serves_metrics_where_the_cluster_says_so(tmp_path: Path) -> None:
