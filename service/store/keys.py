@@ -3,6 +3,7 @@
 import time
 
 from sqlalchemy import func, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from service.jobs.identifiers import new_key_id
 from service.jobs.records import ApiKey
@@ -20,18 +21,13 @@ class ApiKeys:
         self._database = database
 
     def add(self, name: str, secret_hash: str) -> ApiKey:
-        """Accepts a key from now on; one that is known already is returned as it is."""
-        known = select(_table).where(_table.c.secret_hash == secret_hash)
-        with self._database.writing() as connection:
-            row = connection.execute(known).mappings().one_or_none()
-            if row is None:
-                connection.execute(
-                    insert(_table).values(
-                        id=new_key_id(), name=name, secret_hash=secret_hash, created_at=time.time()
-                    )
-                )
-                row = connection.execute(known).mappings().one()
-        return ApiKey(**row)
+        """Accepts a key from now on; one that is known already, a revoked one too, is returned as
+        it is."""
+        try:
+            return self._add(name, secret_hash)
+        except IntegrityError:
+            # On PostgreSQL, services that start together with one key get this far together.
+            return self._add(name, secret_hash)
 
     def by_hash(self, secret_hash: str) -> ApiKey | None:
         """The key with this hash; null where there is none or it was revoked."""
@@ -55,20 +51,44 @@ class ApiKeys:
             return [ApiKey(**row) for row in connection.execute(query).mappings()]
 
     def used(self, key_id: str) -> None:
-        """Keeps the time of the last use; call it seldom, since it writes."""
-        self._stamp(key_id, "last_used_at")
-
-    def revoke(self, key_id: str) -> None:
-        """Refuses the key from now on.
+        """Keeps the time of the last use; call it seldom, since it writes.
 
         Raises:
             NotFound: there is none.
         """
-        self._stamp(key_id, "revoked_at")
-
-    def _stamp(self, key_id: str, column: str) -> None:
-        query = update(_table).where(_table.c.id == key_id).values({column: time.time()})
+        query = update(_table).where(_table.c.id == key_id).values(last_used_at=time.time())
         with self._database.writing() as connection:
             changed = connection.execute(query).rowcount
         if not changed:
             raise NotFound("API key", key_id)
+
+    def revoke(self, key_id: str) -> tuple[ApiKey, bool]:
+        """Refuses the key from now on, for good.
+
+        Returns:
+            The key, and whether it was accepted until now; the time of the first revocation stays.
+
+        Raises:
+            NotFound: there is none.
+        """
+        mine = _table.c.id == key_id
+        accepted = update(_table).where(mine, _table.c.revoked_at.is_(None))
+        with self._database.writing() as connection:
+            changed = connection.execute(accepted.values(revoked_at=time.time())).rowcount
+            row = connection.execute(select(_table).where(mine)).mappings().one_or_none()
+        if row is None:
+            raise NotFound("API key", key_id)
+        return ApiKey(**row), changed > 0
+
+    def _add(self, name: str, secret_hash: str) -> ApiKey:
+        known = select(_table).where(_table.c.secret_hash == secret_hash)
+        with self._database.writing() as connection:
+            row = connection.execute(known).mappings().one_or_none()
+            if row is None:
+                connection.execute(
+                    insert(_table).values(
+                        id=new_key_id(), name=name, secret_hash=secret_hash, created_at=time.time()
+                    )
+                )
+                row = connection.execute(known).mappings().one()
+        return ApiKey(**row)

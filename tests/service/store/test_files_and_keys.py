@@ -46,8 +46,18 @@ def test_a_key_is_accepted_until_it_is_revoked(store: Store) -> None:
     (listed,) = store.keys.listed()
     assert listed.last_used_at is not None
     assert listed.revoked_at is not None
-    with pytest.raises(NotFound):
-        store.keys.revoke("key-nowhere")
+    for call in (store.keys.revoke, store.keys.used):
+        with pytest.raises(NotFound, match="key-nowhere"):
+            call("key-nowhere")
+
+
+def test_a_revoked_key_stays_revoked_since_the_first_time(store: Store) -> None:
+    key = store.keys.add("laptop", "a" * 64)
+    revoked, accepted_until_now = store.keys.revoke(key.id)
+    assert (revoked.id, accepted_until_now) == (key.id, True)
+    assert revoked.revoked_at is not None
+    assert store.keys.revoke(key.id) == (revoked, False)
+    assert store.keys.add("laptop", "a" * 64) == revoked
 
 
 def test_no_record_shows_a_secret(store: Store) -> None:
