@@ -75,6 +75,23 @@ def test_a_revoked_key_is_refused(service: RunningService) -> None:
     assert service.anonymous.get("/v1/jobs", headers=headers).status_code == 401
 
 
+def test_each_replica_refuses_a_revoked_key_at_its_next_request(
+    new_service: Callable[..., RunningService],
+) -> None:
+    """None of them keeps keys in memory: the bound is no time, but the next request."""
+    replicas = [new_service(), new_service()]
+    secret = new_key()
+    key = replicas[0].store.keys.add("guest", hash_secret(secret))
+    headers = {"authorization": f"Bearer {secret}"}
+
+    def statuses() -> list[int]:
+        return [one.anonymous.get("/v1/jobs", headers=headers).status_code for one in replicas]
+
+    assert statuses() == [200, 200]
+    replicas[0].store.keys.revoke(key.id)
+    assert statuses() == [401, 401]
+
+
 def test_only_the_hash_is_on_disk(new_service: Callable[..., RunningService]) -> None:
     service = new_service()
     service.submit()
