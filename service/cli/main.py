@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import catalogue, data, jobs, transfers
+from service.cli import catalogue, data, jobs, keys, transfers
 from service.cli.connection import KEY_VARIABLE, URL_VARIABLE, NotConfigured
 from service.cli.context import Exit, Session, err, out
 from service.cli.database import migrate
@@ -64,6 +64,7 @@ app.command("export")(transfers.export)
 app.command("algorithms")(catalogue.algorithms)
 app.add_typer(transfers.files, name="files")
 app.add_typer(data.data, name="data")
+app.add_typer(keys.keys, name="keys")
 
 
 def main() -> None:
