@@ -17,11 +17,13 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from service.app import create_app
+from service.auth.keys import hash_secret
 from service.cli.connection import SavedConnection, read_saved, save
 from service.cli.context import Exit, err, out
 from service.cli.database import prepare_database
 from service.installed import InvalidClusters, read_clusters
 from service.settings import BOOTSTRAP_KEY_VARIABLE, Settings
+from service.store import Store
 
 # Requests that are being answered get so long; streams end at once.
 _DRAIN_SECONDS = 3
@@ -96,7 +98,12 @@ def run_server(
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         ws="none",
     )
-    server = _Server(config, app, lambda: _announce(settings, first_keys, keep=save_connection))
+
+    def announce() -> None:
+        key = first_keys[0] if first_keys else _accepted(settings, app.state.service.store)
+        _announce(settings, key, new=bool(first_keys), keep=save_connection)
+
+    server = _Server(config, app, announce)
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(Exit.UNREACHABLE)
@@ -133,14 +140,20 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         raise typer.Exit(Exit.REFUSED) from None
 
 
-def _announce(settings: Settings, first_keys: list[str], *, keep: bool) -> None:
+def _accepted(settings: Settings, store: Store) -> str | None:
+    """The key that the operator brought, unless it was revoked."""
+    if settings.bootstrap_key is None:
+        return None
+    secret = settings.bootstrap_key.get_secret_value()
+    return secret if store.keys.by_hash(hash_secret(secret)) else None
+
+
+def _announce(settings: Settings, key: str | None, *, new: bool, keep: bool) -> None:
     """Says where the service is and, this once, the key that was made."""
     console = out()
     console.print(f"Planish listens on {settings.base_url}", markup=False)
-    brought = settings.bootstrap_key
-    key = first_keys[0] if first_keys else brought.get_secret_value() if brought else None
-    if first_keys:
-        console.print(f"API key, shown this once: {first_keys[0]}", markup=False)
+    if new:
+        console.print(f"API key, shown this once: {key}", markup=False)
     if not keep:
         return
     data_dir = str(settings.data_dir)

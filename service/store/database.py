@@ -25,19 +25,22 @@ class Database:
     """One SQLAlchemy engine, with short reading and writing transactions."""
 
     def __init__(self, url: str) -> None:
-        """Opens `url` (`sqlite:///PATH` or a PostgreSQL URL); nothing is connected yet."""
+        """Opens `url` (`sqlite:///PATH` or a PostgreSQL URL); nothing is connected yet.
+
+        What a failed statement says goes into logs, so it must not quote the values.
+        """
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":
             if parsed.database in (None, "", ":memory:"):
                 raise ValueError(f"{url!r}: the service needs a database on disk")
             Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
             self.engine: Engine = create_engine(
-                parsed, connect_args={"timeout": _BUSY_TIMEOUT_SECONDS}
+                parsed, hide_parameters=True, connect_args={"timeout": _BUSY_TIMEOUT_SECONDS}
             )
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
         else:
-            self.engine = create_engine(parsed, pool_pre_ping=True)
+            self.engine = create_engine(parsed, hide_parameters=True, pool_pre_ping=True)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -5,6 +5,7 @@ import logging
 import re
 import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -254,9 +255,13 @@ def test_a_running_service_takes_a_new_key_and_refuses_a_revoked_one_at_once(
     assert served.end(signal.SIGTERM) == 0
 
     # Nobody is let in by the restart; a new key is taken, again without one.
-    served = Served(folder, "--no-save-connection", key=brought)
+    served = Served(folder, key=brought)
     url = served.url()
     assert get(url, brought) == 401
+    saved = tmp_path / "config" / "planish" / "connection.json"
+    while not saved.exists():
+        time.sleep(0.01)
+    assert json.loads(saved.read_text())["api_key"] is None
     assert get(url, made(folder, "operator")[1]) == 200
     assert served.end(signal.SIGTERM) == 0
     assert "the key in PLANISH_BOOTSTRAP_KEY was revoked" in served.output

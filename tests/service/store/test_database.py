@@ -4,9 +4,12 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
+from sqlalchemy.exc import IntegrityError
 
 from service.store import Store
 from service.store.database import Database
+from service.store.tables import api_keys
 from tests.service.store.running_jobs import new_job
 
 
@@ -28,6 +31,17 @@ def test_sqlite_is_set_up_to_keep_what_it_answered(store: Store) -> None:
 def test_a_database_in_memory_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="on disk"):
         Database(url)
+
+
+def test_a_failed_statement_does_not_quote_its_values(store: Store) -> None:
+    store.keys.add("first", "hash-of-the-secret")
+    with pytest.raises(IntegrityError) as failed, store.database.writing() as connection:
+        connection.execute(
+            insert(api_keys).values(
+                id="key-1", name="n", secret_hash="hash-of-the-secret", created_at=0.0
+            )
+        )
+    assert "hash-of-the-secret" not in str(failed.value)
 
 
 def test_a_second_store_sees_what_the_first_wrote(store: Store, tmp_path: Path) -> None:
