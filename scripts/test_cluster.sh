@@ -120,13 +120,8 @@ lane_kubernetes() {
 }
 
 lane_others() {
-    ! wants slurm || {
-        # Without it the tests of NeMo-Run's tunnels skip, and say so.
-        scripts/nemo_run_env.sh .venv-nemo-run &&
-            export PLANISH_NEMO_RUN_PYTHON=$PWD/.venv-nemo-run/bin/python
-        part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py \
-            tests/service/launchers/slurm/test_tunnels.py -- -k slurm
-    }
+    ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
+    # Early, since helm waits for the image of the control plane.
     ! { wants image || wants helm; } || until [ -e "$state/base-done" ]; do sleep 1; done
     if wants image; then
         part image tests/cluster/image
@@ -134,9 +129,15 @@ lane_others() {
         part image tests/cluster/image/test_service_image.py
     fi
     touch "$state/images-done"
+    ! wants slurm || {
+        # Without it the tests of NeMo-Run's tunnels skip, and say so.
+        scripts/nemo_run_env.sh .venv-nemo-run &&
+            export PLANISH_NEMO_RUN_PYTHON=$PWD/.venv-nemo-run/bin/python
+        part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py \
+            tests/service/launchers/slurm/test_tunnels.py -- -k slurm
+    }
     ! wants nodes || part nodes tests/megatron_backend/workers/test_nodes.py \
         tests/megatron_backend/driver/test_nodes.py
-    ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
     ! wants prometheus || part prometheus tests/cluster/prometheus
 }
 

@@ -28,7 +28,7 @@ from tests.end_to_end.service_process import ServiceProcess
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 STEPS, SAVE_EVERY = 40, 5
-GRPO_STEPS, GRPO_SAVES = 24, 2
+GRPO_STEPS, GRPO_SAVES = 16, 2
 LAYOUT = {
     "parallel": {"tp": 2, "dp": 2},
     "resources": {

@@ -64,7 +64,8 @@ def test_prometheus_sees_what_the_job_did(
     assert server.value(f"planish_training_tokens_total{here}") == tokens
     assert server.value(f"planish_checkpoints_total{here}") == STEPS / SAVE_EVERY
     assert server.value('planish_step_phase_seconds_count{phase="update"}') == STEPS
-    assert server.value('planish_jobs_finished_total{state="SUCCEEDED", cluster="local"}') == 1
+    finished = 'planish_jobs_finished_total{state="SUCCEEDED", cluster="local"}'
+    wait_until(lambda: server.value(finished) == 1, "its end is counted", 60)
     wait_until(lambda: server.value(f'count({{job_id="{job}"}})') is None, "its series end", 60)
     assert server.firing() == {}
 

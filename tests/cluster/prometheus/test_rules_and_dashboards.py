@@ -15,7 +15,7 @@ import pytest
 from service.catalogue import Catalogue
 from service.jobs import JobState
 from service.spec.job_metrics import OF_STEPS, PHASES
-from tests.cluster.prometheus.server import Prometheus, prometheus, wait_until
+from tests.cluster.prometheus.server import Prometheus, beside, prometheus, wait_until
 from tests.service.metrics.deployed import asked, expressions, rules
 from tests.service.model_folders import write_model
 from tests.service.running_service import RunningService, start_service
@@ -78,8 +78,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
 def server(
     service: RunningService, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    target = service.url.removeprefix("http://")
-    with prometheus(tmp_path_factory.mktemp("prometheus"), target=target) as running:
+    config = beside(service.url.removeprefix("http://"))
+    with prometheus(tmp_path_factory.mktemp("prometheus"), config) as running:
         wait_until(lambda: running.value('up{job="planish"}') == 1, "the service is scraped", 60)
         yield running
 

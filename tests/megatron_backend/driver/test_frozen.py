@@ -1,6 +1,7 @@
 """Whole jobs with a teacher or a reward model on ranks of its own, with real Ray and real ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,15 +19,11 @@ from tests.megatron_backend.driver import frozen_job, tiny_job
 pytestmark = pytest.mark.slow
 
 STEPS = 100
-DISTILLATION = {
-    "training": {"steps": STEPS, "global_batch_size": 24, "max_length": frozen_job.LENGTH},
-    "checkpoint": {"every_steps": 20},
-}
 KL = 0.15
 """What the student ends below, from about 1."""
 
 
-def distillation(folder: Path, teacher: Path, **algorithm: object) -> Path:
+def distillation(folder: Path, teacher: Path, checkpoint: dict[str, Any] | None = None) -> Path:
     return frozen_job.write_job(
         folder,
         "teacher",
@@ -35,9 +32,9 @@ def distillation(folder: Path, teacher: Path, **algorithm: object) -> Path:
             "type": "distillation",
             "teacher_model": {"source": {"path": "teacher"}, "layout": {"dp": 1}},
             "top_k": 8,
-            **algorithm,
         },
-        **DISTILLATION,
+        training={"steps": STEPS, "global_batch_size": 24, "max_length": frozen_job.LENGTH},
+        checkpoint=checkpoint or {"every_steps": 20},
     )
 
 
@@ -126,7 +123,8 @@ def test_d21_ranks_of_either_model_that_die_are_replaced(
     finished: Path, teacher: tuple[Path, PreTrainedModel], tmp_path: Path
 ) -> None:
     """First one and then the other is killed, and the job takes the same steps as without."""
-    job = distillation(tmp_path / "killed", teacher[0])
+    saves = {"every_steps": 20, "export": False}
+    job = distillation(tmp_path / "killed", teacher[0], checkpoint=saves)
     driver = tiny_job.start(job)
     tiny_job.wait_for(lambda: tiny_job.events(job, kind="checkpoint"))
     processes = tiny_job.rank_processes(job)
@@ -159,6 +157,7 @@ def test_a_policy_learns_what_a_reward_model_likes(tmp_path: Path) -> None:
             "model": {"source": {"path": "reward"}, "layout": {"dp": 2}},
         },
         training={"steps": 30, "global_batch_size": 64, "max_length": frozen_job.LENGTH},
+        checkpoint={"export": False},
     )
     assert tiny_job.start(job).wait(400) == 0, tiny_job.log_text(job)
     metrics = [event.data for event in tiny_job.events(job, kind="metrics")]

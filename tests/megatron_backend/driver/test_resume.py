@@ -32,9 +32,10 @@ def run(folder: Path) -> Path:
     return folder
 
 
-def resume(whole: Path, folder: Path, **parallel: Any) -> Path:
+def resume(whole: Path, folder: Path, *, export: bool, **parallel: Any) -> Path:
     """A job that goes on with the checkpoint, as the service resolves `resume`."""
-    tiny_job.write_job(folder, **SPEC, parallel=parallel)
+    spec = SPEC | {"checkpoint": SPEC["checkpoint"] | {"export": export}}
+    tiny_job.write_job(folder, **spec, parallel=parallel)
     path = folder / "context.json"
     document = json.loads(path.read_text())
     document["job_id"] = "job-2"
@@ -63,7 +64,7 @@ def test_saves_in_the_background(whole: Path) -> None:
 
 
 def test_d03_d14_the_same_layout_goes_on_bit_for_bit(whole: Path, tmp_path: Path) -> None:
-    job = resume(whole, tmp_path / "same", dp=2)
+    job = resume(whole, tmp_path / "same", export=True, dp=2)
     (started,) = tiny_job.events(job, kind="started")
     assert started.data["resumed_from_step"] == SAVED
     names = ("loss", "gradient_norm", "learning_rate", "data_epoch", "data_start", "data_end")
@@ -78,7 +79,7 @@ def test_d03_d14_the_same_layout_goes_on_bit_for_bit(whole: Path, tmp_path: Path
 
 
 def test_another_layout_goes_on_alike(whole: Path, tmp_path: Path) -> None:
-    job = resume(whole, tmp_path / "other", tp=2)
+    job = resume(whole, tmp_path / "other", export=False, tp=2)
     expected = [event.data["loss"] for event in metrics(whole)[SAVED:]]
     assert [event.data["loss"] for event in metrics(job)] == pytest.approx(expected, rel=1e-6)
     spans = [(event.data["data_start"], event.data["data_end"]) for event in metrics(job)]

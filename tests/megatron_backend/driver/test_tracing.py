@@ -20,7 +20,6 @@ PARENT = "b" * 16
 TRACEPARENT = f"00-{'a' * 32}-{PARENT}-01"
 LOST = "traces are not taken at"
 GRPO: dict[str, Any] = {
-    "parallel": {"tp": 2},
     "algorithm": {"type": "grpo", "group_size": 4, "kl_coef": 0.1},
     "data": None,
     "environment": {"id": "reasoning_gym/chain_sum", "config": {"max_terms": 2, "max_digits": 1}},
@@ -47,19 +46,8 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_by_default_no_process_of_a_job_imports_it(tmp_path: Path) -> None:
-    folder = tiny_job.write_job(tmp_path / "job", checkpoint={"export": False})
-    assert tiny_job.start(folder, environment={"PYTHONPROFILEIMPORTTIME": "1"}).wait() == 0
-    imports = [line for line in tiny_job.log_text(folder).splitlines() if "import time:" in line]
-    assert any("megatron_backend.tracing" in line for line in imports)
-    assert any("megatron.core" in line for line in imports)  # the rank's are among them
-    # Ray imports the SDK, to see whether its dashboard could run; nobody imports what sends spans.
-    ours = ("service.spec.otlp", "opentelemetry.exporter.otlp")
-    assert not [line for line in imports if line.split("|")[-1].strip().startswith(ours)]
-
-
 def test_a_receiver_that_never_answers_costs_one_line(tmp_path: Path, silent: str) -> None:
-    folder = tiny_job.write_job(tmp_path / "job", parallel={"dp": 2})
+    folder = tiny_job.write_job(tmp_path / "job", checkpoint={"export": False})
     trace(folder, silent)
     assert tiny_job.start(folder).wait() == 0
     assert tiny_job.outcome(folder).status == "succeeded"
@@ -112,9 +100,27 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_job_that_samples_has_its_phases_and_the_same_numbers(tmp_path: Path) -> None:
-    plain = write_grpo(tmp_path / "plain")
-    assert tiny_job.start(plain).wait() == 0, tiny_job.log_text(plain)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job without a trace, which told what it imported."""
+    folder = write_grpo(tmp_path_factory.mktemp("jobs") / "plain")
+    driver = tiny_job.start(folder, environment={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert driver.wait() == 0, tiny_job.log_text(folder)
+    return folder
+
+
+def test_by_default_no_process_of_a_job_imports_it(plain: Path) -> None:
+    imports = [line for line in tiny_job.log_text(plain).splitlines() if "import time:" in line]
+    assert any("megatron_backend.tracing" in line for line in imports)
+    assert any("megatron.core" in line for line in imports)  # the rank's are among them
+    # Ray imports the SDK, to see whether its dashboard could run; nobody imports what sends spans.
+    ours = ("service.spec.otlp", "opentelemetry.exporter.otlp")
+    assert not [line for line in imports if line.split("|")[-1].strip().startswith(ours)]
+
+
+def test_a_job_that_samples_has_its_phases_and_the_same_numbers(
+    plain: Path, tmp_path: Path
+) -> None:
     traced = write_grpo(tmp_path / "traced")
     with open_receiver() as receiver:
         trace(traced, receiver.url)
