@@ -20,12 +20,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from service.jobs.folder import AttemptFolder, JobFolder
-from service.launchers.cluster import ClusterConfig, Site
+from service.launchers.cluster import ClusterConfig, Count, Site
 from service.launchers.environment import driver_environment
 from service.launchers.gpus import compute_capability, count_gpus
 from service.launchers.processes import Process, group_of, is_alive, marked, send
@@ -50,7 +48,7 @@ class LocalCluster(ClusterConfig):
     """This machine."""
 
     type: Literal["local"] = "local"
-    max_jobs: Annotated[int, Field(ge=1)] | None = 1
+    max_jobs: Count | None = 1
     """How many jobs run at once; the others wait in the queue. Null sets no limit."""
 
     def open(self, site: Site) -> "LocalLauncher":

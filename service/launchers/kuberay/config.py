@@ -15,16 +15,22 @@ here, so that no job can take more than its operator gave to all of them.
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
-from service.launchers.cluster import ClusterConfig, Site
+from service.launchers.cluster import RESERVED_PREFIX, Count, RemoteCluster, Site, VariableName
 from service.launchers.kuberay.volumes import AbsolutePath, Volume
 from service.spec.resources import DnsName, LabelKey, LabelValue, TolerationSpec
 
 if TYPE_CHECKING:
     from service.launchers.kuberay.launcher import KubeRayLauncher
 
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 ResourceName = Annotated[
     str,
     StringConstraints(
@@ -35,10 +41,10 @@ ResourceName = Annotated[
 Capability = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z_]{0,40}$")]
 
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "CREDENTIAL")
-_RESERVED_PREFIXES = ("PLANISH_", "RAY_JOB_STOP_")
+_RESERVED_PREFIXES = (RESERVED_PREFIX, "RAY_JOB_STOP_")
 
 
-class KubeRayCluster(ClusterConfig):
+class KubeRayCluster(RemoteCluster):
     """A namespace of a Kubernetes cluster in which the KubeRay operator runs jobs."""
 
     type: Literal["kuberay"] = "kuberay"
@@ -66,14 +72,14 @@ class KubeRayCluster(ClusterConfig):
 
     service_account: DnsName | None = None
     """Account of the pods; null takes the namespace's default one. Its token is not mounted."""
-    run_as_user: Annotated[int, Field(ge=0)] = 10001
+    run_as_user: NonNegativeInt = 10001
     """User id in the pods; it must be able to write the jobs' folders. 0 is root, without any of
     root's capabilities."""
-    run_as_group: Annotated[int, Field(ge=0)] | None = None
+    run_as_group: NonNegativeInt | None = None
     """Group id in the pods; null takes the image's."""
-    fs_group: Annotated[int, Field(ge=0)] | None = None
+    fs_group: NonNegativeInt | None = None
     """Group that claimed volumes belong to."""
-    supplemental_groups: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
+    supplemental_groups: list[NonNegativeInt] = Field(default_factory=list)
     """Other groups of the user."""
     read_only_root: bool = True
     """The image's files cannot be changed; /tmp and the volumes can."""
@@ -82,7 +88,7 @@ class KubeRayCluster(ClusterConfig):
 
     volumes: Annotated[list[Volume], Field(min_length=1)]
     """One of them holds the jobs' folders, under the same path as in the service."""
-    tmp_gib: Annotated[float, Field(gt=0)] | None = None
+    tmp_gib: PositiveFloat | None = None
     """Largest size of each pod's /tmp in GiB; null sets none."""
     shm_gib: Annotated[float, Field(ge=0.25)] = 8.0
     """Size of each pod's /dev/shm in GiB, in memory. Ray's object store has half of it."""
@@ -94,17 +100,17 @@ class KubeRayCluster(ClusterConfig):
     storage_secrets: list[DnsName] = Field(default_factory=list)
     """The same, for jobs with `checkpoint.storage` only: who may use it."""
 
-    memory_gib_per_node: Annotated[float, Field(gt=0)] | None = None
+    memory_gib_per_node: PositiveFloat | None = None
     """Memory of each pod in GiB where a job does not say; null sets no limit."""
-    request_cpus: Annotated[float, Field(gt=0)] | None = None
+    request_cpus: PositiveFloat | None = None
     """Cores that the scheduler puts aside for each pod; null: as many as the job asks for."""
-    request_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    request_memory_gib: PositiveFloat | None = None
     """Memory in GiB that the scheduler puts aside for each pod; null: as much as its limit."""
     limit_cpus: bool = False
     """A pod may not use idle cores beyond its own; some quotas ask for such a limit."""
     gpu_resource: ResourceName = "nvidia.com/gpu"
     """What GPUs are called."""
-    extra_resources: dict[ResourceName, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    extra_resources: dict[ResourceName, Count] = Field(default_factory=dict)
     """Of each pod, as `rdma/hca: 1`."""
     runtime_class: DnsName | None = None
     """Runtime class of the pods."""
@@ -121,28 +127,21 @@ class KubeRayCluster(ClusterConfig):
     priority_class: DnsName | None = None
     """For jobs that name none."""
 
-    startup_seconds: Annotated[float, Field(gt=0)] = 900.0
+    startup_seconds: PositiveFloat = 900.0
     """How long head and driver may take to start once the job is admitted, images and all."""
-    termination_seconds: Annotated[int, Field(ge=1)] | None = None
+    termination_seconds: Count | None = None
     """How long a pod that is told to end may take; null: the job's `faults.grace_seconds` and 20
     seconds more."""
-    node_wait_seconds: Annotated[float, Field(gt=0)] = 180.0
+    node_wait_seconds: PositiveFloat = 180.0
     """How long a driver that lost a worker pod waits for another before it gives up."""
     metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
     """Port of the head's pod on which the driver serves metrics; null serves none."""
-    keep_finished_seconds: Annotated[int, Field(ge=0)] = 300
+    keep_finished_seconds: NonNegativeInt = 300
     """A finished job's pods go after this even where the service is away."""
-    request_timeout_seconds: Annotated[float, Field(gt=0)] = 10.0
+    request_timeout_seconds: PositiveFloat = 10.0
     """How long the API server may take for an answer."""
-    poll_seconds: Annotated[float, Field(gt=0)] = 1.0
+    poll_seconds: PositiveFloat = 1.0
     """How often a job is looked at; that costs the API server nothing while the watch holds."""
-
-    nodes: Annotated[int, Field(ge=1)] | None = None
-    """How many machines one job can have; null where that is not known."""
-    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
-    """GPUs of each machine; null where that is not known."""
-    compute_capability: tuple[int, int] | None = None
-    """CUDA compute capability of the oldest GPU, as [9, 0]; null where that is not known."""
 
     @field_validator("env")
     @classmethod

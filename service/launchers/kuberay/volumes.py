@@ -3,15 +3,9 @@
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from service.launchers.cluster import ClusterPart
 from service.spec.resources import DnsName
 
 VolumeName = Annotated[
@@ -30,12 +24,8 @@ def _absolute(path: str) -> str:
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
-class Volume(BaseModel):
+class Volume(ClusterPart):
     """One volume, from exactly one source."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
-    )
 
     name: VolumeName
     """Of the volume in the pod; `tmp` and `shm` are taken."""

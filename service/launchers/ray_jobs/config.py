@@ -5,23 +5,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, PositiveFloat, StringConstraints, model_validator
 
-from service.launchers.cluster import ClusterConfig, Site
+from service.launchers.cluster import RemoteCluster, Site, VariableName
 from service.launchers.ray_jobs.client import RayJobsClient
 from service.launchers.ray_jobs.launcher import RayJobsLauncher
 
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
-class RayJobsCluster(ClusterConfig):
+class RayJobsCluster(RemoteCluster):
     """A Ray cluster, spoken to over the Jobs API of its dashboard."""
 
     type: Literal["ray_jobs"]
     address: Annotated[str, StringConstraints(pattern=r"^https?://[^\s?#@]+$")]
     """Of its dashboard, as `http://ray-head:8265`."""
-    token_variable: Variable | None = None
+    token_variable: VariableName | None = None
     """Environment variable of the service that holds Ray's token (`RAY_AUTH_MODE=token`)."""
     token_file: Path | None = None
     """File that holds Ray's token; it is read for each request, so a new one is taken up."""
@@ -31,21 +30,15 @@ class RayJobsCluster(ClusterConfig):
     """Certificates of the authorities to trust for https; null trusts the usual ones."""
     python: Text = "python3"
     """The worker's interpreter, on the cluster's machines."""
-    env: Mapping[Variable, str] = Field(default_factory=dict)
+    env: Mapping[VariableName, str] = Field(default_factory=dict)
     """Variables for driver and ranks. Ray shows them to whoever sees its dashboard: a secret
     belongs in the environment that Ray itself is started with."""
-    driver_resources: Mapping[Text, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    driver_resources: Mapping[Text, PositiveFloat] = Field(default_factory=dict)
     """What each driver takes of Ray's own resources (`ray start --resources`), as `{driver: 1}`.
     It decides where drivers run and how many at once; without it all run on the head."""
-    nodes: Annotated[int, Field(ge=1)] | None = None
-    """How many machines one job can have; null does not check."""
-    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
-    """How many GPUs each machine has; null does not check."""
-    compute_capability: tuple[int, int] | None = None
-    """CUDA compute capability of its oldest GPU, as [9, 0]; null does not check."""
-    poll_seconds: Annotated[float, Field(gt=0)] = 2.0
+    poll_seconds: PositiveFloat = 2.0
     """How often a job's state is asked for."""
-    timeout_seconds: Annotated[float, Field(gt=0)] = 20.0
+    timeout_seconds: PositiveFloat = 20.0
     """Limit for one request. The first submission to a Ray takes some seconds."""
 
     @model_validator(mode="after")

@@ -16,15 +16,20 @@ import re
 import string
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, StringConstraints, field_validator
 
-from service.launchers.cluster import ClusterConfig, Site
+from service.launchers.cluster import (
+    RESERVED_PREFIX,
+    ClusterPart,
+    RemoteCluster,
+    Site,
+    VariableName,
+)
 from service.spec.resources import SlurmExpression, SlurmWord
 
 if TYPE_CHECKING:
     from service.launchers.slurm.launcher import SlurmLauncher
 
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=4096)]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=4096)]
 
@@ -37,7 +42,7 @@ _OURS = frozenset(
 )
 _BEGIN_AS_OURS = frozenset({"gpus"})
 """Options that are the beginning of one of ours and yet not short for it."""
-_RESERVED_PREFIXES = ("PLANISH_", "SLURM_", "RAY_AUTH_")
+_RESERVED_PREFIXES = (RESERVED_PREFIX, "SLURM_", "RAY_AUTH_")
 
 
 def _ours(name: str) -> str | None:
@@ -47,13 +52,7 @@ def _ours(name: str) -> str | None:
     return min((ours for ours in sorted(_OURS) if ours.startswith(name)), key=len, default=None)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
-    )
-
-
-class PyxisContainer(_Part):
+class PyxisContainer(ClusterPart):
     """Jobs run in a container that NVIDIA's SLURM plugin Pyxis starts."""
 
     type: Literal["pyxis"]
@@ -63,7 +62,7 @@ class PyxisContainer(_Part):
     """Folders, as `/shared:/shared`; the jobs' folders are always mounted."""
 
 
-class ApptainerContainer(_Part):
+class ApptainerContainer(ClusterPart):
     """Jobs run in a container of Apptainer (Singularity)."""
 
     type: Literal["apptainer"]
@@ -75,13 +74,13 @@ class ApptainerContainer(_Part):
     """The host's NVIDIA driver is made visible where a job has GPUs (`--nv`)."""
 
 
-class LocalTunnelConfig(_Part):
+class LocalTunnelConfig(ClusterPart):
     """The service runs where SLURM's commands are."""
 
     type: Literal["local"] = "local"
 
 
-class NemoRunTunnelConfig(_Part):
+class NemoRunTunnelConfig(ClusterPart):
     """The service runs where SLURM's commands are, and NeMo-Run's LocalTunnel starts them."""
 
     type: Literal["nemo_run"]
@@ -89,7 +88,7 @@ class NemoRunTunnelConfig(_Part):
     """Interpreter of an environment with NeMo-Run (`scripts/nemo_run_env.sh DIR` makes it)."""
 
 
-class SshTunnelConfig(_Part):
+class SshTunnelConfig(ClusterPart):
     """SLURM's commands are run on a login node, by NeMo-Run's SSHTunnel."""
 
     type: Literal["ssh"]
@@ -105,7 +104,7 @@ class SshTunnelConfig(_Part):
     """Interpreter of an environment with NeMo-Run (`scripts/nemo_run_env.sh DIR` makes it)."""
 
 
-class SlurmCluster(ClusterConfig):
+class SlurmCluster(RemoteCluster):
     """A SLURM cluster."""
 
     type: Literal["slurm"] = "slurm"
@@ -122,7 +121,7 @@ class SlurmCluster(ClusterConfig):
     """For jobs that name none."""
     gres: SlurmExpression | None = None
     """For jobs that name none and want GPUs; null asks for `gpus_per_node` of them."""
-    memory_gib_per_node: Annotated[float, Field(gt=0)] | None = None
+    memory_gib_per_node: PositiveFloat | None = None
     """Memory of each machine in GiB where a job does not say; null leaves it to SLURM."""
     options: list[Line] = Field(default_factory=list)
     """More options of sbatch for every job, each as `--option=value`."""
@@ -143,10 +142,10 @@ class SlurmCluster(ClusterConfig):
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] | None = None
     """So long before SLURM's time limit the driver is told to save and end; null: the job's
     `faults.grace_seconds` and 60 seconds more (SLURM looks at limits every 30)."""
-    grace_seconds: Annotated[float, Field(ge=0)] = 30.0
+    grace_seconds: NonNegativeFloat = 30.0
     """How long SLURM lets those live that it ends: its `KillWait`, or the `GraceTime` of what is
     preempted where that is longer."""
-    requeue_seconds: Annotated[float, Field(ge=0)] = 60.0
+    requeue_seconds: NonNegativeFloat = 60.0
     """A preempted job, or one that lost a machine, is waited for so long to be queued again."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port of the first machine on which the driver serves metrics; 0 takes a free one, which the
@@ -160,17 +159,10 @@ class SlurmCluster(ClusterConfig):
     """Folder of SLURM's commands, where they are not in PATH."""
     slurm_conf: AbsolutePath | None = None
     """Value of SLURM_CONF for the commands; null leaves it as it is."""
-    command_seconds: Annotated[float, Field(gt=0)] = 60.0
+    command_seconds: PositiveFloat = 60.0
     """How long one command may take."""
     poll_seconds: Annotated[float, Field(ge=0.1)] = 5.0
     """How often SLURM is asked, once for all jobs."""
-
-    nodes: Annotated[int, Field(ge=1)] | None = None
-    """How many machines one job can have; null where that is not known."""
-    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
-    """GPUs of each machine; null where that is not known."""
-    compute_capability: tuple[int, int] | None = None
-    """CUDA compute capability of the oldest GPU, as [9, 0]; null where that is not known."""
 
     @field_validator("options")
     @classmethod
