@@ -24,9 +24,9 @@ from service.launchers.kuberay import names
 from service.launchers.kuberay.client import CONFLICT, NOT_FOUND, Api, Refused
 from service.launchers.kuberay.config import KubeRayCluster
 from service.launchers.kuberay.manifest import as_yaml, rayjob
-from service.launchers.kuberay.memory import Memory
 from service.launchers.kuberay.observe import Sight, is_overdue, observe
 from service.launchers.kuberay.pod_reasons import is_going, is_lost, name_of
+from service.launchers.kuberay.recent_ends import RecentEnds
 from service.launchers.kuberay.record import Record
 from service.launchers.kuberay.watch import Watch
 from service.launchers.protocol import (
@@ -74,9 +74,9 @@ class KubeRayLauncher:
         ours = f"{names.MANAGER_LABEL}={names.MANAGER}"
         self._rayjobs = Watch(self._api, "rayjobs", ours)
         self._pods = Watch(self._api, "pods", ours)
-        self._memory = Memory(lambda job_id, attempt: bool(self._record(job_id, attempt).head()))
-        self._rayjobs.on_change = self._memory.see_rayjob
-        self._pods.on_change = self._memory.see_pod
+        self._ends = RecentEnds(lambda job_id, attempt: bool(self._record(job_id, attempt).head()))
+        self._rayjobs.on_change = self._ends.see_rayjob
+        self._pods.on_change = self._ends.see_pod
 
     def check(self, spec: JobSpec) -> Sequence[FieldProblem]:
         """Refuses what is SLURM's, and every job where pods could not see its folder."""
@@ -236,8 +236,8 @@ class KubeRayLauncher:
             startup_seconds=self._cluster.startup_seconds,
             shut_out=record.is_shut_out,
             ran_out_of_memory=record.ran_out_of_memory,
-            earlier_death=self._memory.death(head),
-            evicted=found is not None and self._memory.was_evicted(found["metadata"]["uid"]),
+            earlier_death=self._ends.death(head),
+            evicted=found is not None and self._ends.was_evicted(found["metadata"]["uid"]),
             verdict=record.verdict(),
         )
 

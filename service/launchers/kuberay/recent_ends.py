@@ -1,4 +1,4 @@
-"""What was seen for a moment only, and would be asked for later.
+"""Ends that were seen for a moment only, and would be asked for later.
 
 The operator is quick to delete a head that died, and Kueue to admit again what it evicted. What the
 watch saw of either is kept here; a service that was away then must do without.
@@ -17,7 +17,7 @@ from service.spec import Reason
 _MOST = 1000
 
 
-class Memory:
+class RecentEnds:
     """Deaths of heads and evictions of RayJobs, by uid."""
 
     def __init__(self, has_started: Callable[[str, int], bool]) -> None:

@@ -1,8 +1,8 @@
 from typing import Any
 
-from service.launchers.kuberay import memory
-from service.launchers.kuberay.memory import Memory
+from service.launchers.kuberay import recent_ends
 from service.launchers.kuberay.names import ATTEMPT_LABEL, JOB_ANNOTATION
+from service.launchers.kuberay.recent_ends import RecentEnds
 from service.spec import Reason
 from tests.service.launchers.kuberay.attempts import pod, rayjob
 
@@ -15,7 +15,7 @@ def suspending(job_id: str) -> dict[str, Any]:
 
 
 def test_g33_only_who_ran_was_evicted() -> None:
-    kept = Memory(lambda job_id, attempt: (job_id, attempt) == ("ran", 1))
+    kept = RecentEnds(lambda job_id, attempt: (job_id, attempt) == ("ran", 1))
     for job_id in ("ran", "queued"):
         kept.see_rayjob(suspending(job_id))
     kept.see_rayjob(rayjob("Running"))
@@ -25,8 +25,8 @@ def test_g33_only_who_ran_was_evicted() -> None:
 
 
 def test_a_heads_last_words_are_kept_and_a_bounded_number_of_them() -> None:
-    kept = Memory(lambda *_: True)
-    for number in range(memory._MOST + 1):
+    kept = RecentEnds(lambda *_: True)
+    for number in range(recent_ends._MOST + 1):
         kept.see_pod(pod(f"uid-{number}", reason="Evicted", message="disk pressure"))
     kept.see_pod(pod("well"))
     worker = pod("worker", reason="Evicted")
