@@ -6,7 +6,6 @@ every row in its turn, the same weights to the bit, and each attempt counted.
 
 import json
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from tests.end_to_end.conftest import ROWS_A_STEP, sft_job
 from tests.end_to_end.conftest import model_root as model_root
 from tests.end_to_end.conftest import rows as rows
 from tests.end_to_end.service_process import ServiceProcess
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -53,7 +53,7 @@ def slurm() -> Iterator[Slurm]:
 @pytest.fixture(scope="module")
 def metrics_port() -> int:
     """For the drivers' own metrics; jobs run one after the other here."""
-    return _free_port()
+    return free_port()
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +74,13 @@ def service(slurm: Slurm, model_root: Path, metrics_port: int) -> Iterator[Servi
     clusters = folder / "clusters.yaml"
     clusters.write_text(json.dumps({"clusters": {"slurm": cluster}}))
     running = ServiceProcess(
-        folder, port=_free_port(), model_root=model_root, options=["--clusters", str(clusters)]
+        folder, port=free_port(), model_root=model_root, options=["--clusters", str(clusters)]
     )
     try:
         running.start()
         yield running
     finally:
         running.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 import json
 import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from quickstart.model import build_config, build_tokenizer
 from tests.end_to_end.service_process import ServiceProcess
+from tests.ports import free_port
 
 STEPS, ROWS_A_STEP = 120, 10
 
@@ -27,10 +27,7 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def service(tmp_path: Path, model_root: Path) -> Iterator[ServiceProcess]:
     """A running service; whatever is left of it is ended afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = ServiceProcess(tmp_path, port=port, model_root=model_root)
+    running = ServiceProcess(tmp_path, port=free_port(), model_root=model_root)
     running.start()
     yield running
     running.stop()

@@ -1,6 +1,5 @@
 """A job's trace, from a caller's request to the calls of its ranks: one tree."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from service.spec.spans import SpanName
 from tests.end_to_end.conftest import sft_job
 from tests.end_to_end.service_process import ServiceProcess
 from tests.otlp_receiver import Received, Receiver, open_receiver
+from tests.ports import free_port
 
 pytestmark = pytest.mark.long
 
@@ -55,11 +55,8 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def traced(tmp_path: Path, model_root: Path, receiver: Receiver) -> Iterator[ServiceProcess]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     options = ("--traces", receiver.url)
-    running = ServiceProcess(tmp_path, port=port, model_root=model_root, options=options)
+    running = ServiceProcess(tmp_path, port=free_port(), model_root=model_root, options=options)
     running.start()
     yield running
     running.stop()

@@ -9,7 +9,6 @@ runs and are forked from one that has imported Megatron, so a run costs a fracti
 import io
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from service.spec.layout import Layout
+from tests.ports import free_port
 
 TIMEOUT_SECONDS = 240
 RUNS = 20
@@ -106,14 +106,6 @@ def _serve(connection: Connection) -> None:
         except Exception:
             answer = (traceback.format_exc(), None)
         connection.send_bytes(_dump(answer))
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _dump(value: Any) -> bytes:

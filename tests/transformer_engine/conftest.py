@@ -18,7 +18,8 @@ if not collect_ignore_glob:
     prepare()
 
     from service.spec.layout import Layout
-    from tests.megatron_backend.ranks import Ranks, free_port
+    from tests.megatron_backend.ranks import Ranks
+    from tests.ports import free_port
     from tests.transformer_engine.bridge_runs import import_bridge
 
     @pytest.fixture(scope="session")

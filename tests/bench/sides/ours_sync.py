@@ -9,7 +9,8 @@ from typing import Any
 
 from service.spec.layout import Layout
 from tests.bench.sides import limits, program, sync_ranks
-from tests.megatron_backend.ranks import Ranks, free_port
+from tests.megatron_backend.ranks import Ranks
+from tests.ports import free_port
 
 
 def work(_case: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron_backend.runtime import distributed
 from service.spec.layout import Layout
-from tests.megatron_backend.ranks import free_port
+from tests.ports import free_port
 
 
 def load_model(case: Path, *, max_length: int = 1024) -> tuple[Any, Any]:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 HOST = os.environ.get("PLANISH_TEST_HOST_ADDRESS", "10.199.0.1")
 """Of this machine, as pods see it; the default is that of ../shared/cluster's node."""
@@ -26,19 +27,17 @@ def _programs() -> Path:
     return found[-1].parent
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError as error:
-            pytest.skip(f"this machine cannot be reached at {host}: {error}")
-        return int(probe.getsockname()[1])
+def _port_at(host: str) -> int:
+    try:
+        return free_port(host)
+    except OSError as error:
+        pytest.skip(f"this machine cannot be reached at {host}: {error}")
 
 
 @contextmanager
 def postgres(host: str = HOST) -> Iterator[str]:
     """The URL of an empty database, at an address of this machine."""
-    programs, port = _programs(), _free_port(host)
+    programs, port = _programs(), _port_at(host)
     folder = Path(tempfile.mkdtemp(prefix="planish-postgres-"))
     as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
     data, password = folder / "data", folder / "password"

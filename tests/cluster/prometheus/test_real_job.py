@@ -1,7 +1,6 @@
 """A real Prometheus scrapes `planish serve` while a real job trains; it sees what happens."""
 
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.end_to_end.conftest import model_root as model_root
 from tests.end_to_end.conftest import rows as rows
 from tests.end_to_end.conftest import sft_job
 from tests.end_to_end.service_process import ServiceProcess
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.cluster,
@@ -26,10 +26,7 @@ JOB_SECONDS = 900.0
 
 @pytest.fixture
 def service(tmp_path: Path, model_root: Path) -> Iterator[ServiceProcess]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = ServiceProcess(tmp_path, port=port, model_root=model_root)
+    running = ServiceProcess(tmp_path, port=free_port(), model_root=model_root)
     try:
         running.start()
         yield running

@@ -8,8 +8,9 @@ import pytest
 from megatron_backend.runtime import distributed
 from service.spec import SftSpec
 from service.spec.layout import Coordinates, Layout
-from tests.megatron_backend.ranks import Ranks, free_port
+from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.training.training_runs import random_batch, train
+from tests.ports import free_port
 
 
 def place(_rank: int) -> Coordinates:

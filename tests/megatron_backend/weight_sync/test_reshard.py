@@ -16,7 +16,7 @@ from tests.megatron_backend.generation.generation_runs import (
     ragged_prompts,
     trained_model,
 )
-from tests.megatron_backend.ranks import Ranks, free_port
+from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import read_config, save_random
 from tests.megatron_backend.weight_sync.sync_runs import (
     generate_side,
@@ -24,6 +24,7 @@ from tests.megatron_backend.weight_sync.sync_runs import (
     sync_twice,
     train_side,
 )
+from tests.ports import free_port
 
 # Training and generation layouts: two or four ranks that hold both.
 PAIRS = [

@@ -18,9 +18,10 @@ from megatron_backend.workers.rank import RankWorker
 from service.spec import JobContext
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
-from tests.megatron_backend.ranks import Ranks, free_port
+from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import CONFIGS, save_random
 from tests.megatron_backend.training.training_runs import random_batch
+from tests.ports import free_port
 
 POLICY, CRITIC = "qwen2-tied", "qwen3"
 LAYOUTS = [Layout(), Layout(tp=2), Layout(pp=2), Layout(dp=2)]

@@ -16,7 +16,7 @@ from megatron_backend.training.shares import gather_rows
 from megatron_backend.workers.frozen import TeacherRank
 from service.spec import JobContext
 from service.spec.layout import Layout
-from tests.megatron_backend.ranks import Ranks, free_port
+from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import CONFIGS, save_random
 from tests.megatron_backend.training.training_runs import random_batch
 from tests.megatron_backend.workers.frozen_ranks import (
@@ -26,6 +26,7 @@ from tests.megatron_backend.workers.frozen_ranks import (
     score,
     teach,
 )
+from tests.ports import free_port
 
 LAYOUTS = [
     Layout(),
