@@ -2,7 +2,6 @@
 
 import gzip
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +82,12 @@ class Receiver:
         self, condition: Callable[["Receiver"], object], seconds: float = 60.0
     ) -> "Receiver":
         """Returns once the condition holds."""
-        deadline = time.monotonic() + seconds
-        while not condition(self):
-            names = [span.name for span in self.spans()]
-            assert time.monotonic() < deadline, f"waited in vain; there are {names}"
-            time.sleep(0.02)
+        wait_until(
+            lambda: condition(self),
+            "the spans have come",
+            seconds,
+            details=lambda: f"there are {[span.name for span in self.spans()]}",
+        )
         return self
 
 

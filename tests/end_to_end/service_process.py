@@ -4,13 +4,13 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 
 from service.client import Client
+from tests.waiting import wait_until
 
 READY_SECONDS = 120.0
 
@@ -37,16 +37,13 @@ class ServiceProcess:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=subprocess.STDOUT, env=environment
             )
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            assert self._process.poll() is None, self._log.read_text()
-            try:
-                if httpx.get(f"{self.url}/readyz", timeout=5).is_success:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
-        raise TimeoutError(self._log.read_text())
+        wait_until(
+            self._ready,
+            "the service is ready",
+            READY_SECONDS,
+            details=self._log.read_text,
+            pause=0.1,
+        )
 
     def kill(self) -> None:
         """kill -9: no line of the service runs after this."""
@@ -59,6 +56,14 @@ class ServiceProcess:
     def client(self) -> Client:
         """A client with the first key."""
         return Client(self.url, self.key)
+
+    def _ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).is_success
+        except httpx.TransportError:
+            return False
 
     def _end(self, with_signal: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,17 +20,12 @@ from tests.end_to_end.conftest import ROWS_A_STEP, sft_job
 from tests.end_to_end.job_processes import processes
 from tests.end_to_end.service_process import ServiceProcess
 from tests.end_to_end.test_kill import assert_numbered_without_gap, until_step
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 400
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
+SECONDS = 240.0
 
 
 def start_attempt(job_dir: Path, attempt: int) -> None:
@@ -74,9 +67,13 @@ def test_an_attempt_that_the_cluster_started_before_the_service_knew(
         service.kill()
         for driver in processes(job.id, "driver"):
             os.kill(driver.pid, signal.SIGKILL)
-        wait_for(lambda: not processes(job.id, "driver"))
+        wait_until(lambda: not processes(job.id, "driver"), "the driver is gone", SECONDS)
         start_attempt(job_dir, 2)
-        wait_for(lambda: any(event.kind == "metrics" for event in spooled(job_dir, 2)))
+        wait_until(
+            lambda: any(event.kind == "metrics" for event in spooled(job_dir, 2)),
+            "attempt 2 trains",
+            SECONDS,
+        )
         assert read_fence(job_dir) == 2
         assert not (job_dir / "attempts" / "2" / "outcome.json").exists()
         service.start()

@@ -3,7 +3,6 @@
 import socket
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from service.launchers.local import LocalLauncher
 from service.settings import Settings
 from service.store import Store
 from tests.service.store.sample_jobs import context, document
+from tests.waiting import wait_until
 
 KEY = "planish_" + "k" * 32
 DRIVER = Path(__file__).parent / "launchers" / "driver.py"
@@ -92,10 +92,11 @@ class RunningService:
         return job.id
 
     def wait_for(self, job_id: str, *states: JobState, seconds: float = TIMEOUT_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while self.store.jobs.get(job_id).state not in states:
-            assert time.monotonic() < deadline, f"{job_id} did not become {states}"
-            time.sleep(0.02)
+        wait_until(
+            lambda: self.store.jobs.get(job_id).state in states,
+            f"{job_id} becomes {states}",
+            seconds,
+        )
 
 
 def start_service(
@@ -138,11 +139,12 @@ def start_service(
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not server.started:
+
+    def started() -> bool:
         assert thread.is_alive(), "the service did not start"
-        assert time.monotonic() < deadline, "the service took too long to start"
-        time.sleep(0.01)
+        return server.started
+
+    wait_until(started, "the service has started", TIMEOUT_SECONDS, pause=0.01)
     anonymous = httpx.Client(base_url=known.base_url, timeout=TIMEOUT_SECONDS)
     http = httpx.Client(
         base_url=known.base_url,

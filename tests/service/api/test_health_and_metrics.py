@@ -10,8 +10,8 @@ from service.app import api_routes
 from service.catalogue import Catalogue, CatalogueUnavailable
 from service.jobs import JobState
 from service.spec import Reason, algorithm_specs
-from tests.service.reconciler.services import wait_until
 from tests.service.running_service import RunningService
+from tests.waiting import wait_until
 
 NewService = Callable[..., RunningService]
 
@@ -74,7 +74,7 @@ def test_h03_counters_are_there_before_the_first_time(new_service: NewService) -
 
 def test_environments_are_there_before_their_first_episode(service: RunningService) -> None:
     name, labels = "planish_episodes_total", (("environment", "tools/calculator"),)
-    wait_until(lambda: (name, labels) in samples(service), "not declared", 300)
+    wait_until(lambda: (name, labels) in samples(service), "it is declared", 300)
     assert samples(service)[name, labels] == 0
 
 
@@ -154,7 +154,7 @@ def test_a_service_that_nobody_asks_becomes_ready_all_the_same(
     monkeypatch.setattr("service.app._WARM_AGAIN_SECONDS", 0.01)
     catalogue = FailsOnce(timeout_seconds=300)
     service = new_service(catalogue=catalogue)
-    wait_until(lambda: service.anonymous.get("/readyz").status_code == 200, "not ready", 300)
+    wait_until(lambda: service.anonymous.get("/readyz").status_code == 200, "it is ready", 300)
     assert catalogue.failed
 
 

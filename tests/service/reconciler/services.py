@@ -1,27 +1,16 @@
 """The driver that test services start, and how tests wait for a job and read its log."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from service.jobs import Job, JobState
 from service.store import Store
+from tests.waiting import wait_until
 
 DRIVER = Path(__file__).parents[1] / "launchers" / "driver.py"
 
 
-def wait_until(happened: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def wait_for_state(store: Store, job: Job, *states: JobState) -> Job:
-    wait_until(
-        lambda: store.jobs.get(job.id).state in states,
-        f"{job.id} did not become {states}",
-    )
+    wait_until(lambda: store.jobs.get(job.id).state in states, f"{job.id} becomes {states}")
     return store.jobs.get(job.id)
 
 

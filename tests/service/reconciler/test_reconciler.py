@@ -20,9 +20,9 @@ from tests.service.reconciler.services import (
     moves,
     starts,
     wait_for_state,
-    wait_until,
     worker_events,
 )
+from tests.waiting import wait_until
 
 Submit = Callable[..., Job]
 Serve = Callable[..., Reconciler]
@@ -134,7 +134,7 @@ def test_g31_a_cancelled_job_is_gone_and_its_neighbour_runs_on(
     job, neighbour = submit(), submit()
     serve("children", "wait", "succeed")
     for one in (job, neighbour):
-        wait_until((folder_of(one).path / "children").exists, "no children")
+        wait_until((folder_of(one).path / "children").exists, "a driver has children")
     store.jobs.cancel(job.id)
     cancelled = wait_for_state(store, job, *ENDED)
     assert (cancelled.state, cancelled.reason) == (JobState.CANCELLED, Reason.CANCELLED)
@@ -143,7 +143,7 @@ def test_g31_a_cancelled_job_is_gone_and_its_neighbour_runs_on(
     assert (attempt.reason, attempt.stop_reason) == (Reason.CANCELLED, Reason.CANCELLED)
     assert attempt.exit_signal == 15
     for pid in (folder_of(job).path / "children").read_text().split():
-        wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), f"child {pid} lives")
+        wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), f"child {pid} is gone")
     assert store.jobs.get(neighbour.id).state is JobState.RUNNING
     for pid in (folder_of(neighbour).path / "children").read_text().split():
         os.kill(int(pid), 0)
@@ -158,7 +158,7 @@ def test_a_driver_that_ignores_the_request_is_killed(
     serve("ignore-term", "events=1", "wait", grace=0.3)
     wait_for_state(store, job, JobState.RUNNING)
     written = folder_of(job).attempt(1).events_path  # after the driver began to ignore
-    wait_until(written.exists, "the driver does not come so far")
+    wait_until(written.exists, "the driver comes so far")
     store.jobs.cancel(job.id)
     wait_for_state(store, job, JobState.CANCELLED)
     (attempt,) = store.attempts.of_job(job.id)
@@ -229,7 +229,7 @@ def test_what_a_driver_left_behind_is_gone_before_the_next_attempt(
     assert first.ended_at is not None
     assert first.ended_at <= second.created_at
     for pid in (folder_of(job).path / "children").read_text().split()[:2]:
-        wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), f"child {pid} lives")
+        wait_until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), f"child {pid} is gone")
 
 
 def test_an_attempt_that_can_not_start_says_why(
@@ -306,12 +306,12 @@ def test_a_restarted_service_goes_on_with_a_running_job(
     second = serve()
     wait_until(
         lambda: (folder_of(job).path / "endpoint").read_text() == "http://127.0.0.1:1\n",
-        "the driver is not told where the service is",
+        "the driver is told where the service is",
     )
     assert second.alive
     (folder_of(job).path / "go").touch()
     wait_for_state(store, job, JobState.SUCCEEDED)
-    wait_until(lambda: second.got_on_at is not None, "the visit does not end")
+    wait_until(lambda: second.got_on_at is not None, "the visit ends")
     assert starts(folder_of(job).path) == ["1"]
     assert worker_events(store, job) == [(1, 1), (1, 2)]
     (attempt,) = store.attempts.of_job(job.id)
@@ -358,7 +358,7 @@ def test_g13_a_launcher_that_does_not_answer_changes_no_state(
         reconciler.sweep()
         return store.jobs.get(job.id).state.terminal
 
-    wait_until(ended, "it never ends")
+    wait_until(ended, "it ends")
     assert moves(store, job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
     assert launcher.polls >= 4
 
@@ -432,10 +432,10 @@ def test_what_another_service_started_meanwhile_is_not_ended(
         quick.sweep()
         return store.jobs.get(job.id).state is state
 
-    wait_until(lambda: becomes(JobState.RUNNING), "it does not run")
+    wait_until(lambda: becomes(JobState.RUNNING), "it runs")
     slow.sweep()
     (folder_of(job).path / "go").touch()
-    wait_until(lambda: becomes(JobState.SUCCEEDED), "it does not end")
+    wait_until(lambda: becomes(JobState.SUCCEEDED), "it ends")
     assert moves(store, job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
 
 
@@ -465,7 +465,7 @@ def test_a_job_whose_cluster_is_gone_can_be_let_go_of(
     first.stop()
     (folder_of(spoke).path / "go").touch()
     outcome = folder_of(spoke).path / "attempts" / "1" / "outcome.json"
-    wait_until(outcome.exists, "it says nothing")
+    wait_until(outcome.exists, "it says how it ended")
     store.jobs.cancel(silent.id)
     without = Reconciler(store, {}, tmp_path / "jobs", "http://127.0.0.1:1")
     while without.sweep():
@@ -501,10 +501,10 @@ def test_a_cancel_between_two_attempts_reaches_what_the_cluster_queued_again(
         reconciler.sweep()
         return store.jobs.get(job.id).state is state
 
-    wait_until(lambda: becomes(JobState.RECOVERING), "it is not tried again")
+    wait_until(lambda: becomes(JobState.RECOVERING), "it is tried again")
     assert cancelled == []
     store.jobs.cancel(job.id)
-    wait_until(lambda: becomes(JobState.CANCELLED), "it is not cancelled")
+    wait_until(lambda: becomes(JobState.CANCELLED), "it is cancelled")
     assert cancelled == [(f"{job.id}/1", 0.0)]
 
 
@@ -518,11 +518,11 @@ def test_a_database_that_is_away_for_a_while_ends_nothing(
             connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")
 
     reconciler = serve("succeed")
-    wait_until(lambda: reconciler.got_on_at, "it does not sweep")
+    wait_until(lambda: reconciler.got_on_at, "it sweeps")
     rename("jobs", "away")
     before = reconciler.got_on_at
     time.sleep(0.3)
     rename("away", "jobs")
-    wait_until(lambda: reconciler.got_on_at != before, "it does not sweep again")
+    wait_until(lambda: reconciler.got_on_at != before, "it sweeps again")
     assert reconciler.alive
     wait_for_state(store, submit(), JobState.SUCCEEDED)
