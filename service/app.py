@@ -72,38 +72,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tracing.open()
-        opened = open_launchers(settings) if launchers is None else launchers
-        service = await run_in_threadpool(
-            _open,
-            settings,
-            opened,
-            catalogue
-            or Catalogue(
-                timeout_seconds=settings.catalogue_timeout_seconds,
-                data_roots=settings.all_data_roots,
-            ),
-            on_first_key,
-            metrics.reconciler,
-            tracing,
-        )
-        app.state.service = service
-        close_metrics = metrics.open(service.store, opened, lambda: health.reconcile_lag(service))
-        service.reconciler.start()
-        # Listing environments imports their libraries, which takes seconds: nobody waits for it.
-        threading.Thread(target=_warm, args=(service, metrics), daemon=True).start()
-        try:
+        running = _running(settings, launchers, catalogue, on_first_key, metrics, tracing)
+        async with running as service:
+            app.state.service = service
             yield
-        finally:
-            service.stopping.set()
-            close_metrics()
-            if catalogue is None:
-                service.catalogue.close()
-            await run_in_threadpool(service.reconciler.stop)
-            for launcher in opened.values():
-                await run_in_threadpool(launcher.close)
-            service.store.close()
-            await run_in_threadpool(tracing.close)
 
     app = FastAPI(
         title="Planish",
@@ -116,12 +88,7 @@ def create_app(
     app.state.metrics = metrics
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(RequestContext, metrics=metrics.requests, tracing=tracing)
-    problems.install(app, api_routes())
-    for router in ROUTERS:
-        app.include_router(router)
-    for route in api_routes():
-        for method in route.methods or ():
-            metrics.requests.declare(route.path, method)
+    _add_routes(app, metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
@@ -129,6 +96,51 @@ def create_app(
 def api_routes() -> list[APIRoute]:
     """The routes of the API, without the framework's own pages."""
     return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+
+
+def _add_routes(app: FastAPI, metrics: ServiceMetrics) -> None:
+    problems.install(app, api_routes())
+    for router in ROUTERS:
+        app.include_router(router)
+    for route in api_routes():
+        for method in route.methods or ():
+            metrics.requests.declare(route.path, method)
+
+
+@asynccontextmanager
+async def _running(
+    settings: Settings,
+    launchers: Mapping[str, Launcher] | None,
+    catalogue: Catalogue | None,
+    on_first_key: Callable[[str], None] | None,
+    metrics: ServiceMetrics,
+    tracing: ServiceTracing,
+) -> AsyncIterator[ServiceContext]:
+    """What costs something, open inside the block; the reconciler works there."""
+    tracing.open()
+    opened = open_launchers(settings) if launchers is None else launchers
+    known = catalogue or Catalogue(
+        timeout_seconds=settings.catalogue_timeout_seconds, data_roots=settings.all_data_roots
+    )
+    service = await run_in_threadpool(
+        _open, settings, opened, known, on_first_key, metrics.reconciler, tracing
+    )
+    close_metrics = metrics.open(service.store, opened, lambda: health.reconcile_lag(service))
+    service.reconciler.start()
+    # Listing environments imports their libraries, which takes seconds: nobody waits for it.
+    threading.Thread(target=_warm, args=(service, metrics), daemon=True).start()
+    try:
+        yield service
+    finally:
+        service.stopping.set()
+        close_metrics()
+        if catalogue is None:
+            service.catalogue.close()
+        await run_in_threadpool(service.reconciler.stop)
+        for launcher in opened.values():
+            await run_in_threadpool(launcher.close)
+        service.store.close()
+        await run_in_threadpool(tracing.close)
 
 
 def _open(
