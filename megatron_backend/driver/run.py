@@ -1,10 +1,12 @@
 """One attempt of a job, from its folder to its outcome."""
 
 import logging
+import signal
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from algorithms import loop
 from algorithms.errors import JobFailure
@@ -18,7 +20,7 @@ from megatron_backend.driver.job import Job, keep_model_files, open_job
 from megatron_backend.driver.metrics import JobMetrics, MetricsServer
 from megatron_backend.driver.outcome import Stopped, outcome_of, write_outcome
 from megatron_backend.driver.recorder import SpoolRecorder
-from megatron_backend.driver.start import open_start
+from megatron_backend.driver.start import Start, open_start
 from megatron_backend.driver.stop import StopSignal, cluster_bounds
 from megatron_backend.driver.tokenizers import check_tokenizers
 from megatron_backend.workers.ray_session import set_environment
@@ -27,6 +29,9 @@ from service.spec.attempt import attempt_path
 from service.spec.durable import fsync_file, write_text
 from service.spec.fence import exclusive_lock
 from service.spec.spans import SpanName
+
+if TYPE_CHECKING:  # at run time Ray must not be imported yet
+    from megatron_backend.driver.ranks import JobRanks
 
 log = logging.getLogger("planish")
 
@@ -147,7 +152,7 @@ class _Ending:
 
 
 def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
-    grace, bounds = job.context.spec.faults.grace_seconds, cluster_bounds()
+    bounds = cluster_bounds()
     metrics = JobMetrics(job.context)
     recorder = SpoolRecorder(
         job.folder, job_id=job.context.job_id, attempt=job.attempt, on_event=metrics.take
@@ -166,43 +171,66 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
 
         with open_ranks(job, recorder) as ranks:
             stop.install()  # Ray has put its own handler there
-            checkpoints = JobCheckpoints(job, start, ranks.group, recorder)
-            workers = Workers(
-                train=ranks.train,
-                generator=ranks.generator,
-                checkpoints=checkpoints,
-                critic=ranks.critic,
-                scorer=ranks.frozen.scorer,
-                teacher=ranks.frozen.teacher,
-            )
-            with tracing.span(SpanName.DATA):
-                training = loop.open_loop(
-                    job.context,
-                    workers,
-                    ranks.tokenizer,
-                    recorder,
-                    stop=stop.failure,
-                    folder=job.folder / "reference",
-                    around=tracing.span,
-                )
-            started = False
-
-            def work() -> None:
-                nonlocal started
-                ranks.load_model(fresh=checkpoints.newest is None)
-                if not started:
-                    _record_start(job, start.newest, recorder)
-                    started = True
-                with stop.finishing(grace, bounds):
-                    step = training.run()
-                if job.context.spec.checkpoint.export:
-                    with tracing.span(SpanName.EXPORT, step):
-                        export(job, fence, ranks.group, recorder, step=step)
-
-            ranks.restarting(work)
+            _train(job, fence, start, ranks, recorder, stop, bounds)
     finally:
         recorder.close()
         server.close()
+
+
+def _train(
+    job: Job,
+    fence: Fence,
+    start: Start,
+    ranks: "JobRanks",
+    recorder: SpoolRecorder,
+    stop: StopSignal,
+    bounds: Mapping[signal.Signals, float],
+) -> None:
+    """Trains to the end and exports; ranks that fail on the way are started anew."""
+    checkpoints = JobCheckpoints(job, start, ranks.group, recorder)
+    with tracing.span(SpanName.DATA):
+        training = _open_loop(job, ranks, checkpoints, recorder, stop)
+    started = False
+
+    def work() -> None:
+        nonlocal started
+        ranks.load_model(fresh=checkpoints.newest is None)
+        if not started:
+            _record_start(job, start.newest, recorder)
+            started = True
+        with stop.finishing(job.context.spec.faults.grace_seconds, bounds):
+            step = training.run()
+        if job.context.spec.checkpoint.export:
+            with tracing.span(SpanName.EXPORT, step):
+                export(job, fence, ranks.group, recorder, step=step)
+
+    ranks.restarting(work)
+
+
+def _open_loop(
+    job: Job,
+    ranks: "JobRanks",
+    checkpoints: JobCheckpoints,
+    recorder: SpoolRecorder,
+    stop: StopSignal,
+) -> loop.Loop:
+    workers = Workers(
+        train=ranks.train,
+        generator=ranks.generator,
+        checkpoints=checkpoints,
+        critic=ranks.critic,
+        scorer=ranks.frozen.scorer,
+        teacher=ranks.frozen.teacher,
+    )
+    return loop.open_loop(
+        job.context,
+        workers,
+        ranks.tokenizer,
+        recorder,
+        stop=stop.failure,
+        folder=job.folder / "reference",
+        around=tracing.span,
+    )
 
 
 def _record_start(job: Job, newest: Published | None, recorder: SpoolRecorder) -> None:
