@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron_backend.ray_settings import NO_BYTECODE, OBJECT_STORE_BYTES, QUIET, guarded
 from megatron_backend.signals import signals_blocked
 
 START_TRIES = 5
-OBJECT_STORE_BYTES = 256 * 1024 * 1024
 _STARTED = b"Ray runtime started"
 
 
@@ -113,15 +113,8 @@ class RayProcess:
 
 def ray_environment(token: str) -> dict[str, str]:
     """What Ray's processes, the ranks and the driver have in their environment."""
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": token,
-        "RAY_COLOR_PREFIX": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray gives its workers the lowest priority but few; here they are what it is for.
-        "RAY_worker_niceness": "0",
-    }
+    kept = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
+    return kept | QUIET | guarded(token)
 
 
 def cpus_given() -> int:

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from megatron_backend.ray_settings import NO_BYTECODE, OBJECT_STORE_BYTES, QUIET, guarded
 from megatron_backend.signals import block_signals
 from megatron_backend.workers.errors import RayUnavailable
 
@@ -33,8 +34,6 @@ START_ENVIRONMENT = {"RAY_raylet_start_wait_time_s": "120"}
 """A node may take so long to register; on a busy machine Ray's own 30 s are short. (A raylet also
 gives up after 20 s without its agents, which no setting changes; hence the tries.)"""
 RECONNECT_SECONDS = 20
-OBJECT_STORE_BYTES = 256 * 1024 * 1024
-"""Batches and answers pass through it; Ray's default would take a third of the memory."""
 
 
 def set_environment(ranks: int) -> None:
@@ -43,21 +42,15 @@ def set_environment(ranks: int) -> None:
     Args:
         ranks: how many processes will run on this machine.
     """
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    os.environ.pop(NO_BYTECODE, None)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     if own_cluster():
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(ranks)))
         os.environ.update(
-            {
-                # Without a token anybody on this machine could run code in the ranks' processes.
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN": secrets.token_hex(32),
-                "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS),
-                **START_ENVIRONMENT,
-                # Ray gives its workers the lowest priority but few; here they are what it is for.
-                "RAY_worker_niceness": "0",
-            }
+            guarded(secrets.token_hex(32))
+            | START_ENVIRONMENT
+            | {"RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_SECONDS)}
         )
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
