@@ -11,8 +11,10 @@ import pytest
 
 from service.launchers import LaunchError, LauncherUnavailable, LaunchRequest, Observation, Phase
 from service.launchers.local import LocalLauncher
+from tests.waiting import wait_until
 
 DRIVER = Path(__file__).with_name("driver.py")
+SECONDS = 30.0
 
 NewRequest = Callable[[], LaunchRequest]
 
@@ -26,20 +28,12 @@ def launch(local: LocalLauncher, request: LaunchRequest) -> str:
     return local.identify(request.job_id, request.attempt)
 
 
-def wait_for[Found](look: Callable[[], Found], what: str) -> Found:
-    deadline = time.monotonic() + 30
-    while not (found := look()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-    return found
-
-
 def wait_until_exited(local: LocalLauncher, launcher_id: str) -> Observation:
     def exited() -> Observation | None:
         seen = local.poll(launcher_id)
         return seen if seen.phase is Phase.EXITED else None
 
-    return wait_for(exited, "the driver did not end")
+    return wait_until(exited, "the driver ends", SECONDS)
 
 
 def starts(request: LaunchRequest) -> list[str]:
@@ -57,7 +51,7 @@ def lives(pid: int) -> bool:
 
 def children(request: LaunchRequest) -> list[int]:
     path = request.job_dir / "children"
-    wait_for(path.exists, "no children")
+    wait_until(path.exists, "the driver has children", SECONDS)
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -168,8 +162,12 @@ def test_g31_cancel_ends_all_of_one_job_and_nothing_of_its_neighbour(
     seen = wait_until_exited(local, names[0])
     assert seen.exit_signal == signal.SIGTERM
     local.cancel(names[0], 0.0)
-    wait_for(lambda: local.poll(names[0]).leftovers == 0, "leftovers")
-    wait_for(lambda: not any(lives(pid) for pid in gone), "children of the cancelled job")
+    wait_until(lambda: local.poll(names[0]).leftovers == 0, "nothing is left", SECONDS)
+    wait_until(
+        lambda: not any(lives(pid) for pid in gone),
+        "the children of the cancelled job are gone",
+        SECONDS,
+    )
     assert local.poll(names[1]).phase is Phase.RUNNING
     assert all(lives(pid) for pid in kept)
     local.cancel(names[1], 0.0)
@@ -189,8 +187,8 @@ def test_a_driver_that_ignores_the_request_is_killed_after_the_grace(
     assert local.poll(name).phase is Phase.RUNNING
     local.cancel(name, 0.0)
     assert wait_until_exited(local, name).exit_signal == signal.SIGKILL
-    wait_for(lambda: local.poll(name).leftovers == 0, "leftovers")
-    wait_for(lambda: not any(lives(pid) for pid in pids), "children")
+    wait_until(lambda: local.poll(name).leftovers == 0, "nothing is left", SECONDS)
+    wait_until(lambda: not any(lives(pid) for pid in pids), "the children are gone", SECONDS)
 
 
 def test_what_a_dead_driver_left_behind_is_found_after_a_restart(
@@ -204,7 +202,7 @@ def test_what_a_dead_driver_left_behind_is_found_after_a_restart(
     # The two that kept their marks; the third hid itself from all but its living parent.
     assert wait_until_exited(restarted, name).leftovers == 2
     restarted.cancel(name, 0.0)
-    wait_for(lambda: restarted.poll(name).leftovers == 0, "leftovers")
+    wait_until(lambda: restarted.poll(name).leftovers == 0, "nothing is left", SECONDS)
 
 
 def test_an_attempt_that_was_shut_out_never_starts(jobs_dir: Path, new_request: NewRequest) -> None:
@@ -236,7 +234,7 @@ def test_a_start_that_takes_too_long_is_found_later_and_not_repeated(
             return False
         return local.poll(name).phase is Phase.RUNNING
 
-    wait_for(found, "it never started")
+    wait_until(found, "it starts", SECONDS)
     (request.job_dir / "go").touch()
     wait_until_exited(local, name)
     assert starts(request) == ["1"]

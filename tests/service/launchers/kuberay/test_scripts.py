@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from service.launchers.kuberay.scripts import EXIT_SHUT_OUT, entrypoint, hooks
+from tests.waiting import wait_until
 
 SECONDS = 20.0
 
@@ -50,13 +50,6 @@ class Pod:
 @pytest.fixture
 def pod(tmp_path: Path) -> Pod:
     return Pod(tmp_path)
-
-
-def until(look: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_g07_the_driver_gets_its_arguments_as_they_are(pod: Pod) -> None:
@@ -100,9 +93,9 @@ exit 1"""
 
 def test_however_many_ask_a_driver_gets_term_once_and_pods_wait_for_its_end(pod: Pod) -> None:
     command = pod.start(pod.driver(COUNTS_TERMS))
-    until((pod.attempt / "ready").exists)
+    wait_until((pod.attempt / "ready").exists, "the driver is ready", SECONDS)
     os.kill(command.pid, signal.SIGINT)  # Ray's Jobs API, as RAY_JOB_STOP_SIGNAL says
-    until((pod.attempt / "terms").exists)
+    wait_until((pod.attempt / "terms").exists, "the driver gets SIGTERM", SECONDS)
     head, worker = pod.hook("head"), pod.hook("worker")
     os.kill(command.pid, signal.SIGINT)
     time.sleep(0.5)
@@ -117,7 +110,7 @@ def test_however_many_ask_a_driver_gets_term_once_and_pods_wait_for_its_end(pod:
 def test_a_wish_that_comes_as_the_driver_starts_is_not_lost(pod: Pod) -> None:
     asks_at_once = COUNTS_TERMS.replace("touch ready\n", "touch ready\nkill -INT $PPID\n")
     command = pod.start(pod.driver(asks_at_once))
-    until((pod.attempt / "terms").exists)
+    wait_until((pod.attempt / "terms").exists, "the driver gets SIGTERM", SECONDS)
     (pod.attempt / "stop-it").touch()
     assert command.wait(SECONDS) == 1
     assert (pod.attempt / "terms").read_text() == "term\n"

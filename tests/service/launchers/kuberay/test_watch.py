@@ -1,6 +1,6 @@
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,13 @@ from tests.service.launchers.kuberay.api_server import (
     serving,
     thing,
 )
+from tests.waiting import wait_until
 
 SECONDS = 20.0
 
 
 def event(kind: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "object": found}
-
-
-def until(look: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class History:
@@ -85,12 +79,16 @@ def test_g29_a_history_that_is_gone_is_listed_again_and_nothing_is_missed(tmp_pa
     seen: list[str] = []
     with watching(tmp_path, history) as (watched, _):
         watched.on_change = lambda found: seen.append(found["metadata"]["name"])
-        until(lambda: watched.health.lists == 2 and watched.get("c") and not watched.get("a"))
+        wait_until(
+            lambda: watched.health.lists == 2 and watched.get("c") and not watched.get("a"),
+            "the second list and what came after it are seen",
+            SECONDS,
+        )
         assert watched.get("b") is None  # it went while nobody looked
         assert watched.get("old") is None
         assert watched.fresh
         assert watched.health.failures == 0
-        until(lambda: len(history.versions) > 3)
+        wait_until(lambda: len(history.versions) > 3, "a fourth stream is opened", SECONDS)
     assert history.versions[:3] == ["10", "20", "21"]
     assert {"c", "a"} <= set(seen)
 
@@ -98,14 +96,14 @@ def test_g29_a_history_that_is_gone_is_listed_again_and_nothing_is_missed(tmp_pa
 def test_an_http_410_is_the_same(tmp_path: Path) -> None:
     history = History([listed(1), listed(5, thing("a", 4))], [refusal(410, "Gone")])
     with watching(tmp_path, history) as (watched, _):
-        until(lambda: watched.get("a"))
+        wait_until(lambda: watched.get("a"), "`a` is seen", SECONDS)
         assert watched.health.lists == 2
 
 
 def test_a_stream_goes_on_from_the_last_bookmark(tmp_path: Path) -> None:
     history = History([listed(1)], [Answer(events=[event("BOOKMARK", thing("", 7))])])
     with watching(tmp_path, history) as (watched, _):
-        until(lambda: len(history.versions) > 2)
+        wait_until(lambda: len(history.versions) > 2, "a third stream is opened", SECONDS)
         assert watched.health.lists == 1
     assert history.versions[:3] == ["1", "7", "7"]
 
@@ -123,7 +121,7 @@ def test_a_stream_that_breaks_is_taken_up_where_it_broke(
         ],
     )
     with watching(tmp_path, history) as (watched, _):
-        until(lambda: watched.get("b"))
+        wait_until(lambda: watched.get("b"), "`b` is seen", SECONDS)
         assert watched.get("a") is not None
         assert watched.health.failures >= 1
         assert watched.health.lists == 1
@@ -133,7 +131,7 @@ def test_what_was_heard_long_ago_is_not_fresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watching(tmp_path, History([listed(1)], [])) as (watched, _):
-        until(lambda: watched.fresh)
+        wait_until(lambda: watched.fresh, "the watch is fresh", SECONDS)
     monkeypatch.setattr(watch, "FRESH_SECONDS", 0.0)
     assert not watched.fresh
 
@@ -142,7 +140,7 @@ def test_objects_are_found_by_their_labels(tmp_path: Path) -> None:
     one, other = thing("one", 1), thing("other", 1)
     one["metadata"]["labels"] = {"job": "x", "attempt": "1"}
     with watching(tmp_path, History([listed(1, one, other)], [])) as (watched, _):
-        until(lambda: watched.fresh)
+        wait_until(lambda: watched.fresh, "the watch is fresh", SECONDS)
         assert watched.labelled({"job": "x"}) == [one]
         assert watched.labelled({"job": "y"}) == []
 
@@ -164,7 +162,11 @@ def test_who_is_told_of_a_change_and_fails_does_not_end_the_watch(
         watched.start()
         try:
             assert told.wait(SECONDS)
-            until(lambda: watched.get("b") and len(history.versions) > 2)
+            wait_until(
+                lambda: watched.get("b") and len(history.versions) > 2,
+                "`b` is seen and a third stream is opened",
+                SECONDS,
+            )
         finally:
             watched.stop()
             api.close()

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from service.launchers import LaunchRequest
 from service.launchers.ray_jobs.entrypoint import EXIT_NO_FOLDER, EXIT_TAKEN, entrypoint, submission
+from tests.waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -95,18 +95,17 @@ def test_nothing_of_a_driver_outlives_it(
     request = new_request()
     folder = attempt_folder(request)
     driver = start(request, seconds=600)
-    deadline = time.monotonic() + 30
-    while len(marked(request)) < 2:
-        assert time.monotonic() < deadline, "the driver's child does not live"
-        time.sleep(0.01)
+    wait_until(lambda: len(marked(request)) >= 2, "the driver's child lives", 30)
     if by == "service":
         (folder / "kill").touch()
     else:
         driver.terminate()
     assert driver.wait(30) == (-9 if by == "service" else -15)
-    while marked(request) or members(driver.pid):
-        assert time.monotonic() < deadline, "a child or the watch outlived the driver"
-        time.sleep(0.05)
+    wait_until(
+        lambda: not (marked(request) or members(driver.pid)),
+        "the driver's children and the watch are gone",
+        30,
+    )
 
 
 def name(request: LaunchRequest) -> str:

@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from service.launchers.slurm.script import (
 )
 from service.spec import JobContext, JobSpec
 from tests.service.store.sample_jobs import context, document
+from tests.waiting import wait_until
 
 JOB = "job-0123456789abcdef"
 NASTY = [
@@ -297,10 +297,7 @@ def test_usr1_is_handed_on_and_term_is_waited_out(
 ) -> None:
     script = batch_script(SlurmCluster(), request_of(bash.folder))
     running = bash.start(script, SRUN_TICKS="20", SRUN_CODE="4")
-    deadline = time.monotonic() + 20
-    while not bash.starts():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(bash.starts, "the driver starts", 20)
     os.kill(running.pid, number)
     assert running.wait(timeout=30) == code
     assert "got TERM" not in bash.log(1)

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from service.launchers import LauncherUnavailable
 from service.launchers.slurm.config import NemoRunTunnelConfig, SshTunnelConfig
 from service.launchers.slurm.nemo_run import PROGRAM, NemoRunTunnel
 from service.launchers.slurm.tunnel import LocalTunnel, Tunnel
+from tests.ports import free_port
 from tests.service.launchers.slurm.test_script import NASTY
+from tests.waiting import wait_until
 
 INTERPRETER = os.environ.get("PLANISH_NEMO_RUN_PYTHON", "")
 VARIABLES = {"SLURM_CONF": "/etc/slurm/a b.conf"}
@@ -39,9 +40,7 @@ def login_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshTunnelCo
     for name in ("host", "user"):
         subprocess.run([keygen, "-q", "-N", "", "-t", "ed25519", "-f", folder / name], check=True)
     shutil.copy(folder / "user.pub", folder / "authorized")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it
     options = {
         "ListenAddress": "127.0.0.1",
@@ -57,7 +56,7 @@ def login_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshTunnelCo
     command = [sshd, "-D", "-e", "-f", "/dev/null", "-p", str(port), *given]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        _await_port(port)
+        wait_until(lambda: _listens(port), "sshd listens", 20)
         yield SshTunnelConfig(
             type="ssh",
             host="127.0.0.1",
@@ -71,14 +70,9 @@ def login_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshTunnelCo
         server.wait()
 
 
-def _await_port(port: int) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline, "sshd does not listen"
-        time.sleep(0.05)
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(
