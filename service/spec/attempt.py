@@ -11,12 +11,8 @@ One job has one folder, on storage that service and workers both see:
       attempts/N/
         token                    secret for pushing events, mode 0600
         stop                     Reason why the service asks it to end; written before the signal
-        process.json             local launcher: the process that took the attempt
-        taken                    ray_jobs launcher: who took the attempt, a link to driver or nobody
-        kill                     ray_jobs launcher: the grace is over
         driver.lock              held by the driver while it runs
         started                  made by the driver as its first act, once; see below
-        ray.json                 where the Ray is that its own nodes started; mode 0600
         events.jsonl             every event of the attempt, one WorkerEvent a line; on disk before
                                  it is pushed, and before a checkpoint that holds its step
         log                      stdout and stderr of driver and ranks
@@ -27,6 +23,11 @@ One job has one folder, on storage that service and workers both see:
       resume/step-00000020/      the checkpoint of another job that this one goes on from
       reference/                 log-probs of the reference model, by row; may be deleted
       exports/step-00000450/     Hugging Face weights, published by one rename
+
+Whoever starts drivers keeps private files in `attempts/N` too, which nobody else reads; each module
+tells its own: `service.launchers.local`, `service.launchers.slurm.files`,
+`service.launchers.kuberay.record`, `service.launchers.ray_jobs.entrypoint` and
+`megatron_backend.ray_nodes`.
 
 The driver is started as `python -m megatron_backend JOB_DIR --attempt N`, with `--log` where its
 stdout and stderr are not in `log` already. RAY_ADDRESS names the Ray to run in; without it the
