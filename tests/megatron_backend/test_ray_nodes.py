@@ -20,6 +20,7 @@ from megatron_backend.ray_nodes import process as process_module
 from megatron_backend.ray_nodes.lead import SAME_SIGNAL_SECONDS, Gathering, Signals
 from megatron_backend.ray_nodes.meeting import Meeting, Peer, own_address
 from megatron_backend.ray_nodes.process import RayProcess, StepFailed
+from tests.waiting import wait_until
 
 LEAD = """
 import sys
@@ -335,11 +336,12 @@ class Step:
 
     def wait_ready(self) -> list[int]:
         """Pids of the ranks, one on each machine."""
-        deadline = time.monotonic() + 400
-        while not (self.folder / "ready").exists():
+
+        def ready() -> bool:
             assert self.leader.poll() is None, self.logs()
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.1)
+            return (self.folder / "ready").exists()
+
+        wait_until(ready, "the ranks are ready", 400, details=self.logs)
         time.sleep(0.2)
         return [int(pid) for pid in (self.folder / "ready").read_text().split()]
 

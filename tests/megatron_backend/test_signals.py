@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from megatron_backend.signals import END_SIGNALS, signals_blocked
+from tests.waiting import wait_until
 
 IGNORING = """
 import os, signal, threading
@@ -35,11 +36,10 @@ def test_children_and_theirs_do_not_get_them(tmp_path: Path) -> None:
     with signals_blocked():
         child = subprocess.Popen(["bash", "-c", script])
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    grandchild = int((tmp_path / "pid").read_text())
+    pid = tmp_path / "pid"
+    grandchild = int(
+        wait_until(lambda: pid.read_text() if pid.exists() else "", "the child has a child")
+    )
     for number in END_SIGNALS:
         child.send_signal(number)
         os.kill(grandchild, number)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,8 +21,10 @@ from megatron_backend.driver import recorder as recorder_module
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.spool import EventSpool
 from service.spec import EventBatch, WorkerEvent
+from tests.waiting import wait_until
 
 TOKEN = "only-for-attempt-1"
+SECONDS = 10.0
 
 
 class Service:
@@ -89,11 +91,14 @@ def make(job_dir: Path) -> SpoolRecorder:
     return SpoolRecorder(job_dir, job_id="job-1", attempt=1)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+def wait_for_events(service: Service, *numbers: int) -> None:
+    """Until it has just these."""
+    wait_until(
+        lambda: service.numbers() == [*numbers],
+        f"the service has events {numbers}",
+        SECONDS,
+        details=lambda: f"it has {service.numbers()}",
+    )
 
 
 def spooled(job_dir: Path) -> list[WorkerEvent]:
@@ -156,19 +161,19 @@ def test_service_goes_away_and_comes_back_under_another_port(job_dir: Path) -> N
     recorder = make(job_dir)
     recorder.record("started", {"world_size": 1})  # before there is any service
     with service.listening():
-        wait_until(lambda: service.numbers() == [1])
+        wait_for_events(service, 1)
         recorder.record("metrics", {"loss": 2.0}, step=1)
-        wait_until(lambda: service.numbers() == [1, 2])
+        wait_for_events(service, 1, 2)
     recorder.record("metrics", {"loss": 1.5}, step=2)  # nobody listens: the job goes on
     recorder.record("metrics", {"loss": 1.0}, step=3)
     with service.listening():
-        wait_until(lambda: service.numbers() == [1, 2, 3, 4])
+        wait_for_events(service, 1, 2, 3, 4)
         service.status = 503
         recorder.record("metrics", {"loss": 0.5}, step=4)
         before = service.posts
-        wait_until(lambda: service.posts > before)
+        wait_until(lambda: service.posts > before, "the service is asked again", SECONDS)
         service.status = 200
-        wait_until(lambda: service.numbers() == [1, 2, 3, 4, 5])
+        wait_for_events(service, 1, 2, 3, 4, 5)
         recorder.close()
     assert service.events == spooled(job_dir)
 
@@ -185,7 +190,7 @@ def test_an_attempt_that_the_service_does_not_know_yet_waits_for_its_token(job_d
         time.sleep(0.5)
         assert service.posts == 0
         token.write_text(TOKEN + "\n")
-        wait_until(lambda: service.numbers() == [1, 2])
+        wait_for_events(service, 1, 2)
         recorder.close()
     assert service.events == spooled(job_dir)
 
@@ -196,7 +201,7 @@ def test_service_that_forgot_gets_old_events_again(job_dir: Path) -> None:
         recorder = make(job_dir)
         for step in range(1, 4):
             recorder.record("metrics", {}, step=step)
-        wait_until(lambda: service.numbers() == [1, 2, 3])
+        wait_for_events(service, 1, 2, 3)
         del service.events[1:]  # restored from a backup
         recorder.record("metrics", {}, step=4)
         recorder.close()
@@ -209,7 +214,7 @@ def test_stale_attempt_stops(job_dir: Path) -> None:
     with service.listening():
         recorder = make(job_dir)
         recorder.record("metrics", {}, step=1)
-        wait_until(lambda: service.posts == 1)
+        wait_until(lambda: service.posts == 1, "the service is told", SECONDS)
 
         def refused() -> bool:
             try:
@@ -218,7 +223,7 @@ def test_stale_attempt_stops(job_dir: Path) -> None:
                 return True
             return False
 
-        wait_until(refused)
+        wait_until(refused, "the recorder refuses", SECONDS)
         recorder.close()
     assert service.posts == 1
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from service.spec import JobContext, Outcome, WorkerEvent
+from tests.waiting import wait_until
 
 TEMPLATE = (
     "{%- for message in messages %}{{- '<|' + message.role + '|>' + message.content + '<|end|>' }}"
@@ -136,11 +136,8 @@ def rank_processes(folder: Path) -> list[psutil.Process]:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
-    """Returns once the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
+    """Returns once the condition holds. The limit leaves a job time to start on a busy machine."""
+    wait_until(condition, seconds=seconds, pause=0.1)
 
 
 def events(folder: Path, attempt: int = 1, kind: str | None = None) -> list[WorkerEvent]:
