@@ -54,6 +54,7 @@ ROUTERS = (
 def create_app(
     settings: Settings,
     *,
+    store: Store | None = None,
     launchers: Mapping[str, Launcher] | None = None,
     catalogue: Catalogue | None = None,
     on_first_key: Callable[[str], None] | None = None,
@@ -62,7 +63,8 @@ def create_app(
 
     Args:
         settings: what the operator set.
-        launchers: by the name of their cluster; null opens those of the clusters file.
+        store: closed when the app ends; null opens that of the settings.
+        launchers: by their cluster's name, closed likewise; null opens those of the clusters file.
         catalogue: of environments; null asks those that are installed.
         on_first_key: takes the secret of the first API key, where one is made at the start; it is
             told once and kept only as a hash.
@@ -72,7 +74,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = _running(settings, launchers, catalogue, on_first_key, metrics, tracing)
+        running = _running(settings, store, launchers, catalogue, on_first_key, metrics, tracing)
         async with running as service:
             app.state.service = service
             yield
@@ -110,6 +112,7 @@ def _add_routes(app: FastAPI, metrics: ServiceMetrics) -> None:
 @asynccontextmanager
 async def _running(
     settings: Settings,
+    store: Store | None,
     launchers: Mapping[str, Launcher] | None,
     catalogue: Catalogue | None,
     on_first_key: Callable[[str], None] | None,
@@ -123,7 +126,7 @@ async def _running(
         timeout_seconds=settings.catalogue_timeout_seconds, data_roots=settings.all_data_roots
     )
     service = await run_in_threadpool(
-        _open, settings, opened, known, on_first_key, metrics.reconciler, tracing
+        _open, settings, store, opened, known, on_first_key, metrics.reconciler, tracing
     )
     close_metrics = metrics.open(service.store, opened, lambda: health.reconcile_lag(service))
     service.reconciler.start()
@@ -145,6 +148,7 @@ async def _running(
 
 def _open(
     settings: Settings,
+    store: Store | None,
     launchers: Mapping[str, Launcher],
     catalogue: Catalogue,
     on_first_key: Callable[[str], None] | None,
@@ -155,7 +159,7 @@ def _open(
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in (settings.jobs_dir, settings.data_dir / "models", settings.data_dir / "data"):
         folder.mkdir(exist_ok=True)
-    store = Store.open(settings.store_url)
+    store = store or Store.open(settings.store_url)
     first = ensure_first_key(store, settings)
     if first is not None and on_first_key is not None:
         on_first_key(first)

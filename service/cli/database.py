@@ -1,11 +1,13 @@
-"""`planish migrate`, and what `planish serve` does of it at its start."""
+"""`planish migrate`, and how `planish serve` opens its database."""
 
-from contextlib import closing
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.context import Exit, err, out
+
+if TYPE_CHECKING:
+    from service.store import Store
 
 
 def migrate(
@@ -14,12 +16,12 @@ def migrate(
     ],
 ) -> None:
     """Brings a database to this version's schema. `planish serve` does so too at its start."""
-    prepare_database(database_url)
+    open_store(database_url).close()
     out().print("the schema is up to date")
 
 
-def prepare_database(url: str) -> None:
-    """Connects and migrates, so that a database that cannot be used has a plain message.
+def open_store(url: str) -> "Store":
+    """Connects and migrates; a database that cannot be used has a plain message.
 
     Raises:
         typer.Exit: it cannot be reached, made or used by this version.
@@ -27,12 +29,10 @@ def prepare_database(url: str) -> None:
     # Imported here: they take a while, and most commands need no database.
     from sqlalchemy.exc import SQLAlchemyError
 
-    from service.store.database import Database
-    from service.store.migrate import migrate as bring_up_to_date
+    from service.store import Store
 
     try:
-        with closing(Database(url)) as database:
-            bring_up_to_date(database)
+        return Store.open(url)
     except (SQLAlchemyError, ImportError, OSError, ValueError) as error:
         # The URL may hold a password, so it is not repeated.
         err().print(f"the database cannot be used: {error}; see --database-url", markup=False)

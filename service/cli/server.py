@@ -20,7 +20,7 @@ from service.app import create_app
 from service.auth.keys import hash_secret
 from service.cli.connection import SavedConnection, read_saved, save
 from service.cli.context import Exit, err, out
-from service.cli.database import prepare_database
+from service.cli.database import open_store
 from service.installed import InvalidClusters, read_clusters
 from service.settings import BOOTSTRAP_KEY_VARIABLE, Settings
 from service.store import Store
@@ -86,10 +86,10 @@ def run_server(
     listener = _listen(host, port)
     settings = _settings({**options, "host": host, "port": listener.getsockname()[1]})
     _prepare(settings.data_dir)
-    prepare_database(settings.store_url)
     _check_clusters(settings)
+    store = open_store(settings.store_url)
     first_keys: list[str] = []
-    app = create_app(settings, on_first_key=first_keys.append)
+    app = create_app(settings, store=store, on_first_key=first_keys.append)
     config = uvicorn.Config(
         app,
         log_level="info" if access_log else "warning",

@@ -35,7 +35,11 @@ class Store:
     def open(cls, url: str) -> "Store":
         """Connects, brings the schema up to date, and returns the repositories."""
         database = Database(url)
-        migrate(database)
+        try:
+            migrate(database)
+        except BaseException:
+            database.close()
+            raise
         changes, wishes = Changes(), Changes()
         return cls(
             database=database,
