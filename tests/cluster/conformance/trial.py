@@ -17,26 +17,29 @@ from service.launchers import (
     Observation,
     Phase,
 )
+from tests import waiting
 from tests.cluster.sites.site import Site
 from tests.service.store.sample_jobs import context, document
 
-PAUSE_SECONDS = 0.05
 SILENCE_SECONDS = 1.5
 """A child that lives touches its file ten times within it, unless the machine is very busy."""
 
 
-def wait_until[Found](look: Callable[[], Found], what: str, seconds: float) -> Found:
-    """The first thing found that counts as true. A cluster that is away is asked again."""
-    deadline = time.monotonic() + seconds
-    while True:
+def wait_until[Found](look: Callable[[], Found | None], what: str, seconds: float) -> Found:
+    """As `waiting.wait_until`, but a cluster that is away is asked again."""
+    refusals: list[LauncherUnavailable] = []
+
+    def asked() -> Found | None:
         try:
-            found = look()
+            return look()
         except LauncherUnavailable as error:
-            found, what = None, f"{what} ({error})"
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(PAUSE_SECONDS)
+            refusals.append(error)
+            return None
+
+    def answers() -> str:
+        return "\n".join(dict.fromkeys(map(str, refusals))) or "The cluster answered each time."
+
+    return waiting.wait_until(asked, what, seconds, details=answers)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ import yaml
 
 from service.client import Client
 from tests.cluster.helm.conftest import Programs
+from tests.waiting import wait_until
 
 WAIT = ("--wait", "--timeout", "600s")
 
@@ -108,10 +109,17 @@ class Release:
 
     def wait_for(self, wanted: set[str], seconds: float = 60) -> None:
         """Waits until these objects, each KIND/NAME, are there."""
-        deadline = time.monotonic() + seconds
-        while missing := wanted - self.left():
-            assert time.monotonic() < deadline, f"not made within {seconds:g} s: {missing}"
-            time.sleep(1)
+
+        def missing() -> set[str]:
+            return wanted - self.left()
+
+        wait_until(
+            lambda: not missing(),
+            "all objects are made",
+            seconds,
+            details=lambda: f"missing: {missing()}",
+            pause=1,
+        )
 
     def left_after(self, seconds: float, expected: set[str]) -> set[str]:
         """`left`, asked again until it is as expected or the time is over."""

@@ -32,8 +32,9 @@ from tests.cluster.prometheus.server import (
     in_kubernetes,
     prometheus,
 )
-from tests.cluster.sites.kuberay import Kubernetes, skip_unless_there, wait_for
+from tests.cluster.sites.kuberay import Kubernetes, skip_unless_there
 from tests.cluster.whole_jobs import assert_as_calm, ended, grpo_job, until_checkpoint
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -144,8 +145,11 @@ def _sft(model: Path, file: str, name: str, **training: Any) -> dict[str, Any]:
 
 def _leaves_no_pod(release: Release, job: str) -> None:
     selector = f"planish.io/job={job}"
-    wait_for(
-        lambda: not release.get("pods", "-l", selector)["items"], f"no pod of {job} is left", 120
+    wait_until(
+        lambda: not release.get("pods", "-l", selector)["items"],
+        f"no pod of {job} is left",
+        120,
+        pause=0.2,
     )
 
 

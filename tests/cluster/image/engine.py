@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.waiting import wait_until
+
 ROOT = Path(__file__).parents[3]
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 PROGRAMS = ("podman", "buildah", "runc")
@@ -76,11 +78,13 @@ class Container:
 
     def wait_until_healthy(self, seconds: float = 300.0) -> None:
         """Runs the image's health check, as an engine does, until it passes."""
-        deadline = time.monotonic() + seconds
-        while self.engine.podman("healthcheck", "run", self.name, check=False).returncode:
-            assert self.state("Status") == "running", self.logs()
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.3)
+
+        def healthy() -> bool:
+            done = self.engine.podman("healthcheck", "run", self.name, check=False)
+            assert done.returncode == 0 or self.state("Status") == "running", self.logs()
+            return done.returncode == 0
+
+        wait_until(healthy, f"{self.name} is healthy", seconds, details=self.logs, pause=0.3)
 
     def seconds_to_end(self, limit: float) -> float:
         """Sends SIGTERM to process 1; seconds until it was gone."""

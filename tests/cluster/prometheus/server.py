@@ -1,10 +1,8 @@
 """A real Prometheus over the configuration of deploy/prometheus, for tests."""
 
 import shutil
-import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,8 @@ import yaml
 
 from service.api.resources import JobResource
 from service.client import Client
+from tests.ports import free_port
+from tests.waiting import wait_until
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "prometheus"
 READY_SECONDS = 60.0
@@ -66,17 +66,6 @@ def assert_scraped(server: Prometheus, client: Client, job: JobResource) -> None
         assert {float(sample["value"][1]) for sample in found} <= losses, (told_by, found)
 
 
-def wait_until[Found](look: Callable[[], Found], what: str, seconds: float) -> Found:
-    """The first thing found that counts as true."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.3)
-
-
 def beside(service: str, *drivers: str) -> dict[str, Any]:
     """The configuration of one machine: addresses (host:port) of the service and of drivers."""
     config = _config("planish.yml")
@@ -116,10 +105,7 @@ def prometheus(
     """
     shutil.copytree(DEPLOY / "rules", folder / "rules")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = folder / "prometheus.log"
+    port, log = free_port(), folder / "prometheus.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [

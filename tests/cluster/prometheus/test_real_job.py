@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from service.client import Client
-from tests.cluster.prometheus.server import Prometheus, beside, prometheus, wait_until
+from tests.cluster.prometheus.server import Prometheus, beside, prometheus
 from tests.end_to_end.conftest import model_root as model_root
 from tests.end_to_end.conftest import rows as rows
 from tests.end_to_end.conftest import sft_job
 from tests.end_to_end.service_process import ServiceProcess
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -22,6 +23,8 @@ pytestmark = [
 
 STEPS, SAVE_EVERY = 60, 20
 JOB_SECONDS = 900.0
+PAUSE_SECONDS = 0.3
+"""The job and the questions share a machine."""
 
 
 @pytest.fixture
@@ -51,8 +54,15 @@ def test_prometheus_sees_what_the_job_did(
     with service.client() as client:
         job = submit(client, model_root, rows)
         loss = f'planish_job_loss{{job_id="{job}"}}'
-        seen = wait_until(lambda: server.value(loss), "its loss is scraped", JOB_SECONDS)
-        wait_until(lambda: client.job(job).state.value == "SUCCEEDED", "it ends", JOB_SECONDS)
+        seen = wait_until(
+            lambda: server.value(loss), "its loss is scraped", JOB_SECONDS, pause=PAUSE_SECONDS
+        )
+        wait_until(
+            lambda: client.job(job).state.value == "SUCCEEDED",
+            "it ends",
+            JOB_SECONDS,
+            pause=PAUSE_SECONDS,
+        )
         metrics = client.metrics(job)
     assert seen in {row.values["loss"] for row in metrics}
     assert [row.step for row in metrics] == list(range(1, STEPS + 1))

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from service.launchers.kuberay.config import KubeRayCluster
 from service.launchers.kuberay.names import labels, parse_launcher_id, rayjob_name
 from tests.cluster.sites.site import DRIVER, Patience, Site
 from tests.cluster.sites.tcp_gate import Gate
+from tests.waiting import wait_until
 
 IMAGE = os.environ.get("PLANISH_TEST_KUBE_IMAGE", "localhost/python:3.12-slim")
 TREE = Path(__file__).parents[3]
@@ -271,13 +271,9 @@ def cluster_for(
     )
 
 
-def wait_for[Found](look: Callable[[], Found], what: str, seconds: float = SECONDS) -> Found:
-    """The first thing found that counts as true."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.2)
-    return found
+def wait_for[Found](look: Callable[[], Found | None], what: str, seconds: float = SECONDS) -> Found:
+    """`wait_until` with a limit for pods, and without haste: the cluster shares the machine."""
+    return wait_until(look, what, seconds, pause=0.2)
 
 
 def _volumes(folder: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ import pytest
 from service.launchers.ray_jobs.config import RayJobsCluster
 from tests.cluster.sites.site import DRIVER, Ability, Patience, Site
 from tests.cluster.sites.tcp_gate import Gate
+from tests.ports import free_port
+from tests.waiting import wait_until
 
 NEEDED = ("aiohttp_cors", "grpc", "opencensus")
 MARK = "PLANISH_TEST_RAY_NODE"
@@ -94,7 +95,7 @@ class RayJobsSite(Site):
             Ability.LIMIT_MEMORY: "Ray's memory monitor ends its workers, never a job's driver",
         }
         self._token = secrets.token_hex(32)
-        port, dashboard = _free_port(), _free_port()
+        port, dashboard = free_port(), free_port()
         self._head = _Node(
             folder,
             [
@@ -187,17 +188,15 @@ def _go_first() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -10)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_for_status(ray: httpx.Client, name: str, status: str) -> Mapping[str, object]:
-    deadline = time.monotonic() + STATUS_SECONDS
-    while True:
+def _wait_for_status(ray: httpx.Client, name: str, status: str) -> None:
+    def told() -> Mapping[str, object]:
         found: Mapping[str, object] = ray.get(name).raise_for_status().json()
-        if found["status"] == status:
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
+        return found
+
+    wait_until(
+        lambda: told()["status"] == status,
+        f"{name} is {status}",
+        STATUS_SECONDS,
+        details=told,
+        pause=0.2,
+    )

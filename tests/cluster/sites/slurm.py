@@ -9,8 +9,7 @@ import random
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,11 +17,14 @@ import pytest
 
 from service.launchers.slurm.config import SlurmCluster
 from tests.cluster.sites.site import DRIVER, Ability, Patience, Site
+from tests.waiting import wait_until
 
 PROGRAMS = ("sbatch", "slurmctld", "slurmd", "munged", "setpriv")
 ACCOUNTING = ("sacct", "slurmdbd", "mariadbd")
 SHARED = Path(__file__).parents[4] / "shared" / "cluster"
 MEMORY_MIB, KILL_WAIT_SECONDS = 9000, 10
+PAUSE_SECONDS = 0.1
+"""Between two commands of SLURM, each of which is a process."""
 
 
 class Slurm:
@@ -71,11 +73,24 @@ class Slurm:
         """One word, as `RUNNING`."""
         return self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T")
 
+    def wait_for(self, job: str, *, running: bool) -> None:
+        """Until the job runs, or until it does not."""
+        wait_until(
+            lambda: (self.state(job) == "RUNNING") is running,
+            f"job {job} runs" if running else f"job {job} runs no more",
+            details=lambda: self.state(job),
+            pause=PAUSE_SECONDS,
+        )
+
     def start_controller(self) -> None:
         subprocess.run(
             ["slurmctld", "-f", str(self.conf)], env=self.environment, check=True, timeout=60
         )
-        until(lambda: "UP" in self.run("scontrol", "ping", check=False).replace("DOWN", ""))
+        wait_until(
+            lambda: "UP" in self.run("scontrol", "ping", check=False).replace("DOWN", ""),
+            "slurmctld is up",
+            pause=PAUSE_SECONDS,
+        )
 
 
 class SlurmSite(Site):
@@ -100,7 +115,7 @@ class SlurmSite(Site):
     @contextmanager
     def fill(self) -> Iterator[None]:
         job = self._occupy("batch", seconds=600)
-        until(lambda: self.slurm.state(job) == "RUNNING")
+        self.slurm.wait_for(job, running=True)
         try:
             yield
         finally:
@@ -110,20 +125,20 @@ class SlurmSite(Site):
         """A job of a higher partition takes all machines, for a short time."""
         job = self._job_of(launcher_id)
         self._occupy("high", seconds=2)
-        until(lambda: self.slurm.state(job) != "RUNNING")
+        self.slurm.wait_for(job, running=False)
 
     def lose_node(self, launcher_id: str) -> None:
         """The machine is declared down; as its slurmd answers, SLURM takes it back by itself."""
         job = self._job_of(launcher_id)
         node = self.slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%B")
         self.slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        until(lambda: self.slurm.state(job) != "RUNNING")
+        self.slurm.wait_for(job, running=False)
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """slurmctld is stopped; the jobs run on under their slurmd."""
         self.slurm.run("scontrol", "shutdown", "slurmctld")
-        until(lambda: not _listens(self.slurm._port))
+        wait_until(lambda: not _listens(self.slurm._port), "slurmctld is gone")
         try:
             yield
         finally:
@@ -138,14 +153,6 @@ class SlurmSite(Site):
             "squeue", "--noheader", f"--name={launcher_id}", "--states=all", "--format=%i"
         )
         return max(listed.split(), key=int)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Returns once it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.1)
 
 
 def missing(*, accounting: bool = False) -> str | None:
