@@ -1,6 +1,6 @@
 """Real jobs over the REST API on a real SLURM: two machines, TP 2 over them, and their faults.
 
-A job that is preempted, and one that loses a machine, end as the calm one does: the same metrics,
+A job that is preempted, and then loses a machine, ends as the calm one does: the same metrics,
 every row in its turn, the same weights to the bit, and each attempt counted.
 """
 
@@ -115,7 +115,7 @@ def sft(client: Client, model_root: Path, rows: Path) -> Callable[[str], JobReso
 
 
 @pytest.fixture(scope="module")
-def calm(
+def calm_sft(
     client: Client, sft: Callable[[str], JobResource], server: Prometheus | None
 ) -> JobResource:
     """An SFT job that nothing happened to, while `server` looked on."""
@@ -124,14 +124,14 @@ def calm(
 
 
 @pytest.fixture(scope="module")
-def grpo(client: Client, calm: JobResource) -> Callable[[str], JobResource]:
-    """Submits the same GRPO job, which goes on from `calm`, under another name."""
+def grpo(client: Client, calm_sft: JobResource) -> Callable[[str], JobResource]:
+    """Submits the same GRPO job, which goes on from `calm_sft`, under another name."""
     parts: dict[str, Any] = {
         "training": {"steps": GRPO_STEPS, "global_batch_size": 8, "max_length": 128},
         "checkpoint": {"every_steps": GRPO_SAVES},
         **LAYOUT,
     }
-    return lambda name: client.submit(grpo_job(calm, name=name, **parts))
+    return lambda name: client.submit(grpo_job(calm_sft, name=name, **parts))
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,8 @@ def calm_grpo(client: Client, grpo: Callable[[str], JobResource]) -> JobResource
     return ended(client, grpo("calm-grpo"))
 
 
-def test_a_job_trains_over_two_machines(client: Client, calm: JobResource) -> None:
-    metrics = client.metrics(calm.id)
+def test_a_job_trains_over_two_machines(client: Client, calm_sft: JobResource) -> None:
+    metrics = client.metrics(calm_sft.id)
     assert [row.step for row in metrics] == list(range(1, STEPS + 1))
     spans = [(row.values["data_start"], row.values["data_end"]) for row in metrics]
     assert spans == [(ROWS_A_STEP * s, ROWS_A_STEP * (s + 1)) for s in range(STEPS)]
@@ -149,48 +149,30 @@ def test_a_job_trains_over_two_machines(client: Client, calm: JobResource) -> No
 
 
 def test_prometheus_scrapes_the_service_and_the_job_s_driver(
-    client: Client, calm: JobResource, server: Prometheus | None
+    client: Client, calm_sft: JobResource, server: Prometheus | None
 ) -> None:
     if server is None:
         pytest.skip("prometheus is not installed")
-    assert_scraped(server, client, calm)
+    assert_scraped(server, client, calm_sft)
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [(SlurmSite.preempt, "PREEMPTED"), (SlurmSite.lose_node, "NODE_FAILURE")],
-    ids=["g01-preempted", "bereft"],
-)
-def test_a_job_that_loses_what_it_runs_on_goes_on_when_slurm_starts_it_again(
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_g01_preempted_and_then_bereft_of_a_machine_it_ends_as_if_nothing_had_happened(
     slurm: Slurm,
     client: Client,
-    sft: Callable[[str], JobResource],
-    calm: JobResource,
     tmp_path: Path,
-    fault: Callable[[SlurmSite, str], None],
-    reason: str,
+    algorithm: str,
+    request: pytest.FixtureRequest,
 ) -> None:
-    job = sft(reason.lower().replace("_", "-"))
-    until_checkpoint(client, job)
-    fault(SlurmSite(slurm.folder, slurm), f"planish-{job.id}-1")
-    assert_as_calm(client, ended(client, job), calm, tmp_path, [reason])
-    assert submissions(slurm, job) == 1
-
-
-def test_grpo_that_is_preempted_and_then_loses_a_machine_ends_as_if_nothing_had_happened(
-    slurm: Slurm,
-    client: Client,
-    grpo: Callable[[str], JobResource],
-    calm_grpo: JobResource,
-    tmp_path: Path,
-) -> None:
-    job, site = grpo("grpo"), SlurmSite(slurm.folder, slurm)
+    """SLURM starts the same job of its own again after either."""
+    calm: JobResource = request.getfixturevalue(f"calm_{algorithm}")
+    job, site = request.getfixturevalue(algorithm)("faulty"), SlurmSite(slurm.folder, slurm)
     until_checkpoint(client, job)
     site.preempt(f"planish-{job.id}-1")
     until_checkpoint(client, job, attempt=2)
     site.lose_node(f"planish-{job.id}-1")
     reasons = ["PREEMPTED", "NODE_FAILURE"]
-    assert_as_calm(client, ended(client, job), calm_grpo, tmp_path, reasons)
+    assert_as_calm(client, ended(client, job), calm, tmp_path, reasons)
     assert submissions(slurm, job) == 1
 
 
