@@ -3,7 +3,7 @@ PY := .venv/bin/python
 # Hundreds of processes import the same modules: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test test-long test-cluster test-fast test-te parity bench lint format lock clean
+.PHONY: setup quickstart test test-long test-soak test-cluster test-fast test-te parity bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh
@@ -17,8 +17,12 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 test: setup ## the tests, but for those marked `long`
 	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
 
-test-long: setup ## the tests that take minutes each: jobs that are killed over and over, ...
-	$(PY) -m pytest $(PARALLEL) -m "long and not cluster" $(ARGS)
+test-long: setup ## the tests that take up to minutes each: whole jobs that lose ranks, go on, ...
+	$(PY) -m pytest $(PARALLEL) -m "long and not soak and not cluster" $(ARGS)
+
+test-soak: setup ## what shorter tests prove, at length: jobs killed over and over, more seeds, benchmarks' sides
+	@scripts/bench_peers.sh
+	$(PY) -m pytest $(PARALLEL) -m "soak and not cluster" $(ARGS)
 
 test-fast: setup ## the tests that take less than ten seconds each
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not long and not cluster" $(ARGS)

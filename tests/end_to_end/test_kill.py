@@ -60,6 +60,7 @@ def test_a_service_that_is_killed_finds_its_job_again(
     assert_every_row_in_its_turn(metrics)
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(
     service: ServiceProcess, model_root: Path, rows: Path
 ) -> None:

@@ -221,7 +221,8 @@ def test_jobs_run_from_the_service_to_their_checkpoints(
         _comes_back(client, ended(client, grpo))
         _leaves_no_pod(release, grpo.id)
 
-        endless = client.submit(_sft(model, file, "endless", steps=100_000))
+        alone = {"parallel": {}, "resources": {"cluster": "kubernetes"}}
+        endless = client.submit(_sft(model, file, "endless", steps=100_000) | alone)
         until_checkpoint(client, endless)
         client.cancel(endless.id)
         assert client.wait(endless.id).state.value == "CANCELLED"
