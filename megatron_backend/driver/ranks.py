@@ -20,6 +20,7 @@ from megatron_backend.workers.errors import RanksFailed
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
 from megatron_backend.workers.ray_session import here, ray_session
+from service.spec.model_config import ModelConfig
 from service.spec.spans import SpanName
 
 log = logging.getLogger("planish")
@@ -56,13 +57,14 @@ class JobRanks:
             processes=job.processes,
         )
         self.frozen = FrozenModels(job)
-        self.train = RayTrainEngine(self.group, warn=self._warn)
+        model = ModelConfig.from_hf(job.context.model.config)
+        predicts = spec.algorithm.head == "vocabulary"
+        self.train = RayTrainEngine(self.group, model, predicts=predicts, warn=self._warn)
         self.critic = None
         if spec.algorithm.critic is not None:
             self.critic = RayCritic(self.group, warn=self._warn)
         self.tokenizer = load_tokenizer(Path(job.context.model.tokenizer))
         self.generator: RayGenerator | None = None
-        predicts = spec.algorithm.head == "vocabulary"
         if predicts and (spec.algorithm.online or spec.evaluation.items):
             stops = {open_chat(self.tokenizer).end_of_turn_id, self.tokenizer.eos_token_id}
             self.generator = RayGenerator(
@@ -70,7 +72,7 @@ class JobRanks:
                 tp=spec.rollout.layout.tp,
                 stop_token_ids=sorted(stops - {None}),
                 max_length=spec.training.max_length,
-                vocab_size=int(job.context.model.config["vocab_size"]),
+                vocab_size=model.vocab_size,
             )
 
     def load_model(self, *, fresh: bool) -> None:

@@ -85,6 +85,7 @@ class RankActor:
             port=port,
             node=here(),
             pid=os.getpid(),
+            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         )
 
     def call(

@@ -4,7 +4,9 @@ Every method here raises `RanksFailed` where a rank dies or hangs in it.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -17,7 +19,9 @@ from megatron_backend.workers.frozen import ScorerRank, TeacherRank
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
 from megatron_backend.workers.stragglers import Stragglers
+from service.spec.flops import peak_flops, update_flops
 from service.spec.layout import Layout
+from service.spec.model_config import ModelConfig
 
 
 class _RayModel:
@@ -59,9 +63,51 @@ class _RayModel:
 
 
 class RayTrainEngine(_RayModel):
-    """Implements `algorithms.protocols.TrainEngine` on a group."""
+    """Implements `algorithms.protocols.TrainEngine` on a group.
+
+    Args:
+        group: the ranks.
+        model: what they train.
+        predicts: it predicts tokens; else it scores rows.
+        warn: is told of ranks that are slower than the others.
+    """
 
     _step = RankWorker.train_step
+
+    def __init__(
+        self,
+        group: WorkerGroup[RankWorker],
+        model: ModelConfig,
+        *,
+        predicts: bool,
+        warn: Callable[[str], None],
+    ) -> None:
+        super().__init__(group, warn=warn)
+        self._model, self._predicts = model, predicts
+
+    def train_step(
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float = math.inf,
+    ) -> StepResult:
+        """One optimizer step over the whole batch, and how fast it was."""
+        began = time.monotonic()
+        result = super().train_step(
+            batch, normalizer, learning_rate=learning_rate, norm_limit=norm_limit
+        )
+        speed = self._speed(batch, time.monotonic() - began)
+        return replace(result, metrics={**result.metrics, **speed})
+
+    def _speed(self, batch: Batch, seconds: float) -> dict[str, float]:
+        """Of each rank, in operations a second; where its GPU's peak is known, the share of it."""
+        predicted = int(batch.loss_mask.sum()) if self._predicts else 0
+        work = update_flops(self._model, batch.lengths.tolist(), predicted)
+        rate = work / seconds / self._group.layout.world_size
+        peak = peak_flops(self._group.gpu or "")
+        return {"flops_per_second": rate} | ({"mfu": rate / peak} if peak else {})
 
     def log_probs(
         self, batch: Batch, *, model: Literal["policy", "reference"] = "policy"

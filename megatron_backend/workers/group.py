@@ -86,6 +86,7 @@ class WorkerGroup[W: Worker]:
         self.name, self.layout = name, layout
         self.pids = [0] * layout.world_size
         self.own_seconds = [0.0] * layout.world_size
+        self.gpu: str | None = None
         self._worker, self._gpu, self._deadlines = worker, gpu, deadlines
         self._processes = max(processes, layout.world_size)
         self._nodes = [""] * layout.world_size
@@ -109,6 +110,7 @@ class WorkerGroup[W: Worker]:
         places: list[Place] = self._wait(self._preparing, "prepare")
         self._nodes = [place.node for place in places]
         self.pids = [place.pid for place in places]
+        self.gpu = places[0].gpu
         address = places[0].address
         if len({place.address for place in places}) == 1:
             address = "127.0.0.1"  # nobody outside this machine has to reach it

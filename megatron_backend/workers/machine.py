@@ -40,12 +40,14 @@ class Place:
         port: free on that machine.
         node: Ray's id of the machine.
         pid: of its process, as its machine numbers processes.
+        gpu: what CUDA calls its GPU; None where it has none.
     """
 
     address: str
     port: int
     node: str
     pid: int
+    gpu: str | None
 
 
 def threads(around: Neighbourhood) -> int:

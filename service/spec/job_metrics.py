@@ -75,6 +75,11 @@ OF_STEPS: Mapping[str, Metric] = {
         "groups_flat_rate", "Share of groups whose answers all earned the same."
     ),
     "tokens": _job("step_tokens", "Trained tokens of the newest step."),
+    "flops_per_second": _job(
+        "flops_per_second",
+        "Operations a second and rank that the model's update asked for (model FLOPs).",
+    ),
+    "mfu": _job("mfu", "Model FLOPs utilization: the share of the GPU's dense bf16 peak."),
     "samples": _job("step_samples", "Sequences with trained tokens in the newest step."),
 }
 """By the name in a `metrics` event."""

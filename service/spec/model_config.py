@@ -131,11 +131,15 @@ class ModelConfig:
         return self.sliding_window if self.layer_types[layer] == "sliding_attention" else None
 
     @property
+    def attention_weights(self) -> int:
+        """Weights of a layer's attention matrices."""
+        return self.hidden_size * 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+
+    @property
     def attention_parameters(self) -> int:
         """Parameters of a layer's attention: its matrices and biases, without head norms."""
-        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        biases = query + 2 * key_value if self.qkv_bias else 0
-        return self.hidden_size * 2 * (query + key_value) + biases
+        heads = self.num_heads + 2 * self.num_kv_heads
+        return self.attention_weights + (heads * self.head_dim if self.qkv_bias else 0)
 
     @property
     def mlp_parameters(self) -> int:

@@ -120,6 +120,16 @@ ONE = Dashboard(
                     queries=[Query(f"max(planish_job_tokens_per_second{{{JOB}}})", "tokens")],
                 ),
                 Panel(
+                    title="Work of the update a second and rank (model FLOPs)",
+                    unit="flops",
+                    queries=[Query(f"max(planish_job_flops_per_second{{{JOB}}})", "operations")],
+                ),
+                Panel(
+                    title="Share of the GPU's peak (MFU)",
+                    unit="percentunit",
+                    queries=[Query(f"max(planish_job_mfu{{{JOB}}})", "update")],
+                ),
+                Panel(
                     title="Checkpoints",
                     unit="s",
                     queries=[

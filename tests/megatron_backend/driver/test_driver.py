@@ -51,6 +51,8 @@ def test_a_job_from_start_to_end(finished: Path) -> None:
     metrics = tiny_job.events(finished, kind="metrics")
     assert steps_of(metrics) == list(range(1, STEPS + 1))
     assert metrics[-1].data["loss"] < metrics[0].data["loss"] / 2
+    assert metrics[-1].data["flops_per_second"] > 0
+    assert "mfu" not in metrics[-1].data  # of a CPU no peak is known
     saved = tiny_job.events(finished, kind="checkpoint")
     assert steps_of(saved) == [4, 8, 12, 16, 20, 24]
     assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == [

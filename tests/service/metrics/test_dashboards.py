@@ -53,7 +53,7 @@ class Target(Strict):
 class Drawn(Strict):
     """Of https://grafana.com/docs/grafana/latest/panels-visualizations, what is used here."""
 
-    unit: Literal["short", "none", "s", "ops", "reqps", "percentunit", "sci"]
+    unit: Literal["short", "none", "s", "ops", "reqps", "flops", "percentunit", "sci"]
     custom: dict[str, Any]
 
 
