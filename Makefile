@@ -17,10 +17,10 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 test: setup ## the tests, but for those marked `long`
 	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
 
-test-long: setup ## the tests that take up to minutes each: whole jobs that lose ranks, go on, ...
+test-long: setup ## whole jobs that lose ranks, go on elsewhere, learn; some minutes
 	$(PY) -m pytest $(PARALLEL) -m "long and not soak and not cluster" $(ARGS)
 
-test-soak: setup ## what shorter tests prove, at length: jobs killed over and over, more seeds, benchmarks' sides
+test-soak: setup ## before a release: jobs killed over and over, more seeds, more faults; a quarter of an hour
 	@scripts/bench_peers.sh
 	$(PY) -m pytest $(PARALLEL) -m "soak and not cluster" $(ARGS)
 

@@ -123,7 +123,7 @@ def test_numbers_that_are_close_enough_are_equal() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.soak  # `make bench` asks the same of the sizes that it measures
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "tiny",
     [

@@ -9,7 +9,7 @@ import pytest
 
 from tests.megatron_backend.driver import tiny_job, value_jobs
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.soak]
 
 TRAINING = {"epochs": 2, "global_batch_size": 6, "max_length": 16}
 

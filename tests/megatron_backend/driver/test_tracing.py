@@ -46,6 +46,7 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.soak
 def test_a_receiver_that_never_answers_costs_one_line(tmp_path: Path, silent: str) -> None:
     folder = tiny_job.write_job(tmp_path / "job", checkpoint={"export": False})
     trace(folder, silent)
@@ -56,6 +57,7 @@ def test_a_receiver_that_never_answers_costs_one_line(tmp_path: Path, silent: st
     assert not [word for word in ("opentelemetry", "urllib3", "Traceback") if word in text]
 
 
+@pytest.mark.soak
 def test_sigterm_sends_the_last_spans_of_all_processes(tmp_path: Path) -> None:
     folder = tiny_job.write_job(
         tmp_path / "job",
