@@ -29,10 +29,11 @@ class StepResult:
     Attributes:
         loss: the step's loss, whole.
         gradient_norm: global L2 norm before clipping.
-        metrics: the algorithm's own, over the whole batch (means of `LossOutput.sums`).
+        metrics: the algorithm's own, over the whole batch (means of `LossOutput.sums`); an engine
+            may add how fast it was.
         finite: False where loss or gradient norm is NaN or infinite; the step was then not taken,
             nor is one whose norm is above the `norm_limit` that it was tried under.
-        sums: what `metrics` are the means of, as (sum, count).
+        sums: what the algorithm's `metrics` are the means of, as (sum, count).
     """
 
     loss: float

@@ -36,8 +36,10 @@ def main() -> int:
         parser.error(f"attempts are numbered from 1, not {arguments.attempt}")
     folder = arguments.job_dir.resolve()
     if arguments.log:
+        from service.spec.attempt import attempt_path
+
         try:
-            redirect_output(folder / "attempts" / str(arguments.attempt) / "log")
+            redirect_output(attempt_path(folder, arguments.attempt) / "log")
         except OSError as error:
             parser.error(f"the attempt's log cannot be written: {error}")
     logging.basicConfig(

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -74,8 +74,15 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = _running(settings, store, launchers, catalogue, on_first_key, metrics, tracing)
-        async with running as service:
+        async with _running(
+            settings,
+            store=store,
+            launchers=launchers,
+            catalogue=catalogue,
+            on_first_key=on_first_key,
+            metrics=metrics,
+            tracing=tracing,
+        ) as service:
             app.state.service = service
             yield
 
@@ -112,6 +119,7 @@ def _add_routes(app: FastAPI, metrics: ServiceMetrics) -> None:
 @asynccontextmanager
 async def _running(
     settings: Settings,
+    *,
     store: Store | None,
     launchers: Mapping[str, Launcher] | None,
     catalogue: Catalogue | None,
@@ -119,47 +127,67 @@ async def _running(
     metrics: ServiceMetrics,
     tracing: ServiceTracing,
 ) -> AsyncIterator[ServiceContext]:
-    """What costs something, open inside the block; the reconciler works there."""
-    tracing.open()
-    opened = open_launchers(settings) if launchers is None else launchers
-    known = catalogue or Catalogue(
-        timeout_seconds=settings.catalogue_timeout_seconds, data_roots=settings.all_data_roots
-    )
-    service = await run_in_threadpool(
-        _open, settings, store, opened, known, on_first_key, metrics.reconciler, tracing
-    )
-    close_metrics = metrics.open(service.store, opened, lambda: health.reconcile_lag(service))
-    service.reconciler.start()
-    # Listing environments imports their libraries, which takes seconds: nobody waits for it.
-    threading.Thread(target=_warm, args=(service, metrics), daemon=True).start()
-    try:
-        yield service
-    finally:
-        service.stopping.set()
-        close_metrics()
-        if catalogue is None:
-            service.catalogue.close()
-        await run_in_threadpool(service.reconciler.stop)
+    """What costs something, open inside the block; the reconciler works there.
+
+    Each thing's end is settled as it is opened, so a start that fails leaves nothing open.
+    """
+    async with AsyncExitStack() as ends:
+
+        def at_the_end(close: Callable[[], object]) -> None:
+            ends.push_async_callback(run_in_threadpool, close)
+
+        tracing.open()
+        at_the_end(tracing.close)
+        if store is not None:
+            at_the_end(store.close)
+        await run_in_threadpool(_make_folders, settings)
+        if store is None:
+            store = await run_in_threadpool(Store.open, settings.store_url)
+            at_the_end(store.close)
+        opened = open_launchers(settings) if launchers is None else launchers
         for launcher in opened.values():
-            await run_in_threadpool(launcher.close)
-        service.store.close()
-        await run_in_threadpool(tracing.close)
+            at_the_end(launcher.close)
+        known = catalogue or Catalogue(
+            timeout_seconds=settings.catalogue_timeout_seconds, data_roots=settings.all_data_roots
+        )
+        if catalogue is None:
+            at_the_end(known.close)
+        service = await run_in_threadpool(
+            _open,
+            settings,
+            store=store,
+            launchers=opened,
+            catalogue=known,
+            on_first_key=on_first_key,
+            observer=metrics.reconciler,
+            tracing=tracing,
+        )
+        at_the_end(metrics.open(store, opened, lambda: health.reconcile_lag(service)))
+        service.reconciler.start()
+        at_the_end(service.reconciler.stop)
+        ends.callback(service.stopping.set)
+        # Listing environments imports their libraries, which takes seconds: nobody waits for it.
+        threading.Thread(target=_warm, args=(service, metrics), daemon=True).start()
+        yield service
+
+
+def _make_folders(settings: Settings) -> None:
+    # A folder that is made here is for this user alone: it will hold what people train on.
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (settings.jobs_dir, settings.data_dir / "models", settings.data_dir / "data"):
+        folder.mkdir(exist_ok=True)
 
 
 def _open(
     settings: Settings,
-    store: Store | None,
+    *,
+    store: Store,
     launchers: Mapping[str, Launcher],
     catalogue: Catalogue,
     on_first_key: Callable[[str], None] | None,
     observer: Observer,
     tracing: ServiceTracing,
 ) -> ServiceContext:
-    # A folder that is made here is for this user alone: it will hold what people train on.
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for folder in (settings.jobs_dir, settings.data_dir / "models", settings.data_dir / "data"):
-        folder.mkdir(exist_ok=True)
-    store = store or Store.open(settings.store_url)
     first = ensure_first_key(store, settings)
     if first is not None and on_first_key is not None:
         on_first_key(first)

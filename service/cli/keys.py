@@ -26,7 +26,6 @@ from service.cli.jobs import AsJson
 from service.cli.rendering import print_json, print_table, when
 
 if TYPE_CHECKING:
-    from service.store.database import Database
     from service.store.keys import ApiKeys
 
 keys = typer.Typer(help="API keys of a service, in its database.", no_args_is_help=True)
@@ -138,16 +137,18 @@ def _opened(database_url: str | None, data_dir: Path | None) -> Iterator["ApiKey
 
     from service.store.database import Database
     from service.store.keys import ApiKeys
+    from service.store.migrate import check
 
     url = _url(database_url, data_dir)
     try:
         _check_there(url)
         with closing(Database(url)) as database:
-            _check_schema(database)
+            check(database)
             yield ApiKeys(database)
     except DBAPIError as error:
-        # The driver's words alone: SQLAlchemy's hold the statement with its values, a hash too.
-        raise _unusable(str(error.orig)) from None
+        # PostgreSQL's details may quote a row, and so a key's hash; its first line does not.
+        told = getattr(error.orig, "diag", None)
+        raise _unusable((told and told.message_primary) or str(error.orig)) from None
     except (SQLAlchemyError, ImportError, OSError, ValueError) as error:
         raise _unusable(str(error)) from None
 
@@ -183,33 +184,3 @@ def _check_there(url: str) -> None:
     path = parsed.database if parsed.get_backend_name() == "sqlite" else None
     if path and not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}; see --data-dir and --database-url")
-
-
-def _check_schema(database: "Database") -> None:
-    """Refuses a database whose schema is not this version's.
-
-    Raises:
-        ValueError: it has none, an older or a newer one.
-    """
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-
-    from service.store.migrate import SCRIPTS, NewerSchema
-
-    scripts = ScriptDirectory(str(SCRIPTS))
-    with database.reading() as connection:
-        found = set(MigrationContext.configure(connection).get_current_heads())
-    if found == set(scripts.get_heads()):
-        return
-    schema = ", ".join(sorted(found))
-    if not found:
-        raise ValueError("it has no schema of Planish yet; planish serve or migrate makes it")
-    if found - {script.revision for script in scripts.walk_revisions()}:
-        raise NewerSchema(
-            f"a newer version of Planish has used it (schema {schema}); run the planish of that "
-            "version, such as that in the service's container"
-        )
-    raise ValueError(
-        f"its schema ({schema}) is older than this version of Planish; run the planish of the "
-        "service's version, or planish migrate first"
-    )

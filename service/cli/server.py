@@ -87,24 +87,21 @@ def run_server(
     settings = _settings({**options, "host": host, "port": listener.getsockname()[1]})
     _prepare(settings.data_dir)
     _check_clusters(settings)
-    store = open_store(settings.store_url)
-    first_keys: list[str] = []
-    app = create_app(settings, store=store, on_first_key=first_keys.append)
-    config = uvicorn.Config(
-        app,
-        log_level="info" if access_log else "warning",
-        access_log=access_log,
-        server_header=False,
-        timeout_graceful_shutdown=_DRAIN_SECONDS,
-        ws="none",
-    )
-
-    def announce() -> None:
-        key = first_keys[0] if first_keys else _accepted(settings, app.state.service.store)
-        _announce(settings, key, new=bool(first_keys), keep=save_connection)
-
-    server = _Server(config, app, announce)
-    server.run(sockets=[listener])
+    with contextlib.closing(open_store(settings.store_url)) as store:
+        first_keys: list[str] = []
+        app = create_app(settings, store=store, on_first_key=first_keys.append)
+        config = uvicorn.Config(
+            app,
+            log_level="info" if access_log else "warning",
+            access_log=access_log,
+            server_header=False,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            ws="none",
+        )
+        server = _Server(
+            config, app, lambda: _announce(settings, store, first_keys, keep=save_connection)
+        )
+        server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(Exit.UNREACHABLE)
 
@@ -140,29 +137,27 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         raise typer.Exit(Exit.REFUSED) from None
 
 
-def _accepted(settings: Settings, store: Store) -> str | None:
-    """The key that the operator brought, unless it was revoked."""
-    if settings.bootstrap_key is None:
-        return None
-    secret = settings.bootstrap_key.get_secret_value()
-    return secret if store.keys.by_hash(hash_secret(secret)) else None
-
-
-def _announce(settings: Settings, key: str | None, *, new: bool, keep: bool) -> None:
+def _announce(settings: Settings, store: Store, first_keys: list[str], *, keep: bool) -> None:
     """Says where the service is and, this once, the key that was made."""
     console = out()
     console.print(f"Planish listens on {settings.base_url}", markup=False)
-    if new:
-        console.print(f"API key, shown this once: {key}", markup=False)
+    for made in first_keys:
+        console.print(f"API key, shown this once: {made}", markup=False)
     if not keep:
         return
-    data_dir = str(settings.data_dir)
-    saved = read_saved()
-    if key is None and saved is not None and saved.data_dir == data_dir:
-        key = saved.api_key  # of the start that made it
+    data_dir, saved = str(settings.data_dir), read_saved()
+    brought = settings.bootstrap_key.get_secret_value() if settings.bootstrap_key else None
+    # An earlier start of this service may have left the key that it made.
+    earlier = saved.api_key if saved is not None and saved.data_dir == data_dir else None
+    key = next((key for key in (*first_keys, brought, earlier) if _accepted(store, key)), None)
     path = save(SavedConnection(url=settings.base_url, api_key=key, data_dir=data_dir))
     what = "address and key" if key else "address"
     console.print(f"The other planish commands find the {what} in {path}", markup=False)
+
+
+def _accepted(store: Store, key: str | None) -> bool:
+    """Whether the service takes a key; one that was revoked is not told on."""
+    return key is not None and store.keys.by_hash(hash_secret(key)) is not None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,7 +2,7 @@
 
 Model FLOPs utilization (MFU; PaLM, arXiv 2204.02311, appendix B) is the operations that the model
 itself asks for, over those that the GPUs could have done meanwhile. What is computed twice to save
-memory, padding, and the log-probs of a reference count as time, not as work.
+memory, and padding, count as time, not as work.
 """
 
 import re
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from service.spec.model_config import ModelConfig
 
-_PRODUCT = 6
-"""Operations for each weight and token: a product and a sum, forward and twice backward."""
+OPERATIONS = 6
+"""For each weight and token: a product and a sum, forward and twice backward."""
 
 _DENSE_BF16 = {
     "A10": 1.25e14,
@@ -23,6 +23,7 @@ _DENSE_BF16 = {
     "H100 PCIe": 7.56e14,
     "H100 NVL": 8.35e14,
     "H100": 9.89e14,
+    "H200 NVL": 8.35e14,
     "H200": 9.89e14,
     "GH200": 9.89e14,
     "B200": 2.25e15,
@@ -35,7 +36,7 @@ def update_flops(model: ModelConfig, lengths: Iterable[int], predicted: int) -> 
     """Operations of one forward and backward pass.
 
     Attention is causal, and within its window where a layer has one. The output layer counts for
-    the tokens that are trained, since no other token needs it; so does no head of scores.
+    the tokens that are trained, since no other token needs it. A head of scores is left out.
 
     Args:
         model: what is trained.
@@ -44,15 +45,20 @@ def update_flops(model: ModelConfig, lengths: Iterable[int], predicted: int) -> 
     """
     rows = list(lengths)
     windows = Counter(model.window_of(layer) for layer in range(model.num_layers))
-    mlps = model.moe.top_k if model.moe else 1
-    router = model.moe.num_experts * model.hidden_size if model.moe else 0
-    layer = model.attention_weights + mlps * model.mlp_parameters + router
-    products = model.num_layers * layer * sum(rows)
+    products = model.num_layers * active_weights(model) * sum(rows)
     products += model.vocab_size * model.hidden_size * predicted
     # A query meets a key in two products of head_dim each: the score, and what the value adds.
     pairs = sum(layers * _pairs(n, window) for window, layers in windows.items() for n in rows)
     products += 2 * model.num_heads * model.head_dim * pairs
-    return float(_PRODUCT * products)
+    return float(OPERATIONS * products)
+
+
+def active_weights(model: ModelConfig) -> int:
+    """Weights of a layer's matrices that one token is multiplied with."""
+    if model.moe is None:
+        return model.attention_weights + model.mlp_parameters
+    router = model.moe.num_experts * model.hidden_size
+    return model.attention_weights + model.moe.top_k * model.mlp_parameters + router
 
 
 def _pairs(length: int, window: int | None) -> int:
@@ -62,7 +68,12 @@ def _pairs(length: int, window: int | None) -> int:
 
 
 def peak_flops(gpu: str) -> float | None:
-    """Dense bf16 operations a second of a GPU that CUDA calls so; None of one that is not known."""
+    """Dense bf16 operations a second of a GPU that CUDA calls so.
+
+    None of one that is not known, and of a part of one (MIG, vGPU), whose share is not.
+    """
+    if re.search(r"\bMIG\b|-\d+[A-Z]\b(?!-)", gpu):
+        return None
     for name in sorted(_DENSE_BF16, key=len, reverse=True):
         words = r"[ -].*\b".join(map(re.escape, name.split()))
         if re.search(rf"\b{words}\b", gpu):

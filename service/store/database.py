@@ -27,7 +27,7 @@ class Database:
     def __init__(self, url: str) -> None:
         """Opens `url` (`sqlite:///PATH` or a PostgreSQL URL); nothing is connected yet.
 
-        What a failed statement says goes into logs, so it must not quote the values.
+        What SQLAlchemy says of a failed statement goes into logs: it does not quote the values.
         """
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite":

@@ -31,20 +31,51 @@ def migrate(database: Database) -> None:
     # Alembic takes a quarter of a second to import, and only this needs it.
     from alembic import command
     from alembic.config import Config
-    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     with _one_at_a_time, database.writing() as connection:
         _wait_for_turn(connection)
-        if unknown := _revisions(connection) - known:
+        if unknown := _revisions(connection) - _known():
             raise NewerSchema(
                 f"a newer version of Planish has used it (schema {', '.join(sorted(unknown))}); "
                 "run that version, or go back to a backup from before its start"
             )
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def check(database: Database) -> None:
+    """Returns where the schema is this version's; changes nothing.
+
+    Raises:
+        NewerSchema: a newer version has used the database.
+        ValueError: it has no schema, or an older one.
+    """
+    from alembic.script import ScriptDirectory
+
+    with database.reading() as connection:
+        found = _revisions(connection)
+    if found == set(ScriptDirectory(str(SCRIPTS)).get_heads()):
+        return
+    schema = ", ".join(sorted(found))
+    if not found:
+        raise ValueError("it has no schema of Planish yet; planish serve or migrate makes it")
+    if found - _known():
+        raise NewerSchema(
+            f"a newer version of Planish has used it (schema {schema}); run the planish of that "
+            "version, such as that in the service's container"
+        )
+    raise ValueError(
+        f"its schema ({schema}) is older than this version of Planish; run the planish of the "
+        "service's version, or planish migrate first"
+    )
+
+
+def _known() -> set[str]:
+    from alembic.script import ScriptDirectory
+
+    return {script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()}
 
 
 def _wait_for_turn(connection: Connection) -> None:

@@ -10,6 +10,7 @@ uneven experts are left out.
 from dataclasses import dataclass
 
 from service.spec import JobSpec
+from service.spec.flops import OPERATIONS, active_weights
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.validation.activations import sequences_of_step
@@ -20,8 +21,6 @@ FLOPS = 4e14
 NODE_BANDWIDTH, NETWORK_BANDWIDTH = 4e11, 4e10
 """Bytes a second from one GPU to another one, in its node and beyond."""
 _ACTIVATION_BYTES = 2
-_STEP_FLOPS = 6
-"""For each parameter and token: a product and a sum, forward and twice backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,8 @@ def step_time(spec: JobSpec, model: ModelConfig, layout: Layout, *, gpus_per_nod
     training = spec.training
     rows = sequences_of_step(spec, layout)
     tokens = rows * training.max_length / layout.cp
-    flops = _STEP_FLOPS * _active_parameters(model) * tokens / (layout.tp * layout.pp)
+    weights = model.num_layers * active_weights(model) + model.vocab_size * model.hidden_size
+    flops = OPERATIONS * weights * tokens / (layout.tp * layout.pp)
     layers = model.num_layers / layout.pp
     hidden = model.hidden_size * _ACTIVATION_BYTES * tokens * layers
 
@@ -86,13 +86,6 @@ def step_time(spec: JobSpec, model: ModelConfig, layout: Layout, *, gpus_per_nod
         data=share(6 * held, layout.dp * layout.cp, layout.world_size // layout.pp),
         offload=held * 6 / NETWORK_BANDWIDTH * FLOPS / flops if spec.optimizer.offload else 0.0,
     )
-
-
-def _active_parameters(model: ModelConfig) -> int:
-    """What one token is multiplied with."""
-    mlps = model.moe.top_k if model.moe else 1
-    layer = model.attention_parameters + mlps * model.mlp_parameters
-    return model.num_layers * layer + model.vocab_size * model.hidden_size
 
 
 def _micro_batches(spec: JobSpec, layout: Layout, rows: int) -> int:

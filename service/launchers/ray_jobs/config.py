@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, StringConstraints, model_validator
+from pydantic import Field, PositiveFloat, StringConstraints, field_validator, model_validator
 
-from service.launchers.cluster import RemoteCluster, Site, VariableName
+from service.launchers.cluster import RESERVED_PREFIX, RemoteCluster, Site, VariableName
 from service.launchers.ray_jobs.client import RayJobsClient
 from service.launchers.ray_jobs.launcher import RayJobsLauncher
 
@@ -40,6 +40,14 @@ class RayJobsCluster(RemoteCluster):
     """How often a job's state is asked for."""
     timeout_seconds: PositiveFloat = 20.0
     """Limit for one request. The first submission to a Ray takes some seconds."""
+
+    @field_validator("env")
+    @classmethod
+    def _not_our_own(cls, env: Mapping[str, str]) -> Mapping[str, str]:
+        for name in env:
+            if name.startswith(RESERVED_PREFIX):
+                raise ValueError(f"{name} is set by the launcher")
+        return env
 
     @model_validator(mode="after")
     def _can_be_used(self) -> Self:

@@ -226,10 +226,10 @@ def _slack_minutes(cluster: SlurmCluster, context: JobContext) -> int:
 def _step(cluster: SlurmCluster, request: LaunchRequest) -> str:
     """The srun line. One machine needs no Ray before the driver, which starts its own."""
     nodes = request.context.spec.resources.nodes
-    step = ["srun", "--ntasks-per-node=1", f"--nodes={nodes}", f"--ntasks={nodes}"]
-    # Else a task may be bound to one core: srun does not take over the job's `--cpus-per-task`
-    # (SLURM 22.05 on). Without it a step has all of the job's CPUs.
-    step.append("--cpu-bind=none")
+    # Unbound, else a task may be kept on one core: srun does not take over the job's
+    # `--cpus-per-task` (SLURM 22.05 on). Without it a step has all of the job's CPUs.
+    tasks = ["--ntasks-per-node=1", f"--nodes={nodes}", f"--ntasks={nodes}"]
+    step = ["srun", *tasks, "--cpu-bind=none"]
     command = [cluster.python, "-m", "megatron_backend"]
     if nodes > 1:
         command[-1] += ".ray_nodes"

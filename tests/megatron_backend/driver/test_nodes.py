@@ -30,7 +30,7 @@ GRPO: dict[str, Any] = {
 }
 Start = Callable[..., subprocess.Popen[str]]
 TWO_NODES = {"resources": {"nodes": 2}}
-LOST = {"PLANISH_NODE_WAIT_SECONDS": "1"}
+LOST = {"PLANISH_NODE_WAIT_SECONDS": "300"}
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def test_grpo_whose_node_is_lost_and_replaced_equals_one_machine(
     spread = write_job(tmp_path / "spread", **GRPO, **TWO_NODES)
     driver = start(spread, **LOST)
     tiny_job.wait_for(lambda: tiny_job.events(spread, kind="checkpoint"))
-    cluster.add(2)
     os.kill(cluster.raylets[1], signal.SIGKILL)
+    cluster.add(2)
     assert driver.wait(400) == 0, tiny_job.log_text(spread)
     (warning,) = tiny_job.events(spread, kind="warning")
     assert warning.data["reason"] == Reason.NODE_FAILURE

@@ -33,7 +33,7 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
         Database(url)
 
 
-def test_a_failed_statement_does_not_quote_its_values(store: Store) -> None:
+def test_sqlalchemy_does_not_quote_the_values_of_a_failed_statement(store: Store) -> None:
     store.keys.add("first", "hash-of-the-secret")
     with pytest.raises(IntegrityError) as failed, store.database.writing() as connection:
         connection.execute(

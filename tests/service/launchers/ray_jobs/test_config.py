@@ -35,6 +35,7 @@ def test_a_clusters_file_names_a_ray(tmp_path: Path) -> None:
         ("address: 'ray://head:10001'", "clusters.ray.address"),
         ("address: 'http://head:8265', python: '  '", "clusters.ray.python"),
         ("address: 'http://head', env: {'A B': x}", "clusters.ray.env"),
+        ("address: 'http://head', env: {PLANISH_ATTEMPT: '2'}", "is set by the launcher"),
         ("address: 'http://head', token_variable: NOT_SET_HERE", "NOT_SET_HERE"),
         ("address: 'http://head', token_variable: HOME, token_file: /t", "not both"),
         ("address: 'http://head', ca_file: /nowhere/ca.pem", "/nowhere/ca.pem"),
