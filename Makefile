@@ -14,15 +14,18 @@ quickstart: setup ## a small model learns to use a calculator, over REST, on thi
 # Two processes, whatever the machine: a job's ranks, which some tests start, want cores too.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
+# Of all test files only these are looked at for long tests, which saves half a minute.
+LONG = $(shell grep -rl --include='test_*.py' 'mark\.long' tests)
+
 test: setup ## the tests, but for those marked `long`
 	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
 
 test-long: setup ## whole jobs that lose ranks, go on elsewhere, learn; some minutes
-	$(PY) -m pytest $(PARALLEL) -m "long and not soak and not cluster" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m "long and not soak" $(LONG) $(ARGS)
 
 test-soak: setup ## before a release: jobs killed over and over, more seeds, more faults; a quarter of an hour
 	-@scripts/bench_peers.sh
-	$(PY) -m pytest $(PARALLEL) -m "soak and not cluster" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m soak $(LONG) $(ARGS)
 
 test-fast: setup ## the tests that take less than ten seconds each
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not long and not cluster" $(ARGS)

@@ -4,7 +4,8 @@
 #
 #   ONLY=slurm scripts/test_cluster.sh [OPTIONS OF PYTEST]
 #
-# ONLY       parts to run, of: slurm nodes rayjobs kube helm image prometheus (all by default).
+# ONLY       parts to run, of: slurm rayjobs kube helm image prometheus (these by default), and nodes,
+#            Ray over two machines without a launcher, one of which is lost.
 # PLANISH_TEST_KUBECONFIG   a Kubernetes of your own with KubeRay and Kueue, for kube and helm; it
 #            must see this machine's folders under the same paths (kind, minikube with mounts, ...).
 #            Without it one is started here by ../shared/cluster/kube-up.sh, which needs root.
@@ -14,9 +15,10 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 shared=$(realpath -m ../shared/cluster)
-all=(slurm nodes rayjobs kube helm image prometheus)
+usual=(slurm rayjobs kube helm image prometheus)
+all=("${usual[@]}" nodes)
 parts=()
-for part in $(tr ',|' '  ' <<<"${ONLY:-${all[*]}}"); do
+for part in $(tr ',|' '  ' <<<"${ONLY:-${usual[*]}}"); do
     [[ " ${all[*]} " == *" $part "* ]] || {
         printf 'ONLY=%s: the parts are %s\n' "$part" "${all[*]}" >&2
         exit 64

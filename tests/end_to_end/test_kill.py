@@ -12,7 +12,7 @@ from tests.end_to_end.conftest import ROWS_A_STEP, STEPS, sft_job
 from tests.end_to_end.job_processes import processes
 from tests.end_to_end.service_process import ServiceProcess
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.soak]
 
 
 def until_step(client: Client, job: str, step: int) -> None:
@@ -60,7 +60,6 @@ def test_a_service_that_is_killed_finds_its_job_again(
     assert_every_row_in_its_turn(metrics)
 
 
-@pytest.mark.soak
 def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(
     service: ServiceProcess, model_root: Path, rows: Path
 ) -> None:

@@ -14,7 +14,7 @@ from service.spec.spans import SpanName
 from tests.megatron_backend.driver import tiny_job
 from tests.otlp_receiver import open_receiver
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.soak]
 
 PARENT = "b" * 16
 TRACEPARENT = f"00-{'a' * 32}-{PARENT}-01"
@@ -46,7 +46,6 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.soak
 def test_a_receiver_that_never_answers_costs_one_line(tmp_path: Path, silent: str) -> None:
     folder = tiny_job.write_job(tmp_path / "job", checkpoint={"export": False})
     trace(folder, silent)
@@ -57,7 +56,6 @@ def test_a_receiver_that_never_answers_costs_one_line(tmp_path: Path, silent: st
     assert not [word for word in ("opentelemetry", "urllib3", "Traceback") if word in text]
 
 
-@pytest.mark.soak
 def test_sigterm_sends_the_last_spans_of_all_processes(tmp_path: Path) -> None:
     folder = tiny_job.write_job(
         tmp_path / "job",
