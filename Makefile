@@ -3,7 +3,7 @@ PY := .venv/bin/python
 # Hundreds of processes import the same modules: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test test-long test-soak test-cluster test-fast test-te parity bench lint format lock clean
+.PHONY: setup quickstart test test-long test-cluster test-fast test-te parity bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh
@@ -20,15 +20,9 @@ LONG = $(shell grep -rl --include='test_*.py' 'mark\.long' tests)
 test: setup ## the tests, but for those marked `long`
 	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
 
-test-long: setup ## whole jobs that lose ranks, go on elsewhere, learn; some minutes
-	$(PY) -m pytest $(PARALLEL) -m "long and not soak" $(LONG) $(ARGS)
-
-test-soak: setup ## before a release: jobs killed over and over, more seeds, more faults; a quarter of an hour
+test-long: setup ## whole jobs that lose ranks, go on elsewhere, learn, are killed over and over; 20 minutes
 	-@scripts/bench_peers.sh
-	$(PY) -m pytest $(PARALLEL) -m soak $(LONG) $(ARGS)
-
-test-fast: setup ## the tests that take less than ten seconds each
-	$(PY) -m pytest $(PARALLEL) -m "not slow and not long and not cluster" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m long $(LONG) $(ARGS)
 
 test-cluster: setup ## on real SLURM and Kubernetes of this machine; ONLY=slurm|nodes|rayjobs|kube|helm|image|prometheus
 	@ONLY="$(ONLY)" scripts/test_cluster.sh $(ARGS)

@@ -123,7 +123,6 @@ def test_numbers_that_are_close_enough_are_equal() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.soak
 @pytest.mark.parametrize(
     "tiny",
     [

@@ -12,7 +12,7 @@ from tests.end_to_end.conftest import ROWS_A_STEP, STEPS, sft_job
 from tests.end_to_end.job_processes import processes
 from tests.end_to_end.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.soak]
+pytestmark = pytest.mark.long
 
 
 def until_step(client: Client, job: str, step: int) -> None:

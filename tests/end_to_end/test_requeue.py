@@ -22,7 +22,7 @@ from tests.end_to_end.service_process import ServiceProcess
 from tests.end_to_end.test_kill import assert_numbered_without_gap, until_step
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 400
 SECONDS = 240.0

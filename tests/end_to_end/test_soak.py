@@ -20,7 +20,7 @@ from tests.end_to_end.conftest import ROWS_A_STEP, sft_job
 from tests.end_to_end.job_processes import processes
 from tests.end_to_end.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.long, pytest.mark.soak]
+pytestmark = pytest.mark.long
 
 KILLS = int(os.environ.get("PLANISH_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("PLANISH_SOAK_SEED", "1"))

@@ -350,7 +350,6 @@ class Step:
 
 
 @pytest.mark.long
-@pytest.mark.soak
 def test_two_machines_one_ray_and_an_end_that_ranks_outlive(tmp_path: Path) -> None:
     with ExitStack() as stack:
         step = Step(tmp_path, stack)

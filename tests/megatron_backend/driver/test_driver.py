@@ -175,7 +175,6 @@ def test_d03_kill_9_of_a_rank_inside_an_attempt_and_once_too_often(
 
 
 @pytest.mark.long
-@pytest.mark.soak
 def test_sigterm_and_kill_9_of_the_driver_leave_no_process(tmp_path: Path) -> None:
     endless = {**SPEC["training"], "steps": 1_000_000}
     job = tiny_job.write_job(tmp_path / "stopped", training=endless)

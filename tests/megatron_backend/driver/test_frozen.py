@@ -119,7 +119,6 @@ def test_a_teacher_of_another_vocabulary_is_refused(
 
 
 @pytest.mark.long
-@pytest.mark.soak
 def test_d21_ranks_of_either_model_that_die_are_replaced(
     finished: Path, teacher: tuple[Path, PreTrainedModel], tmp_path: Path
 ) -> None:
@@ -145,7 +144,6 @@ def test_d21_ranks_of_either_model_that_die_are_replaced(
 
 
 @pytest.mark.long
-@pytest.mark.soak
 def test_a_policy_learns_what_a_reward_model_likes(tmp_path: Path) -> None:
     """The environment's own reward counts nothing."""
     frozen_job.save_reward_model(tmp_path / "reward")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.megatron_backend.driver import tiny_job, value_jobs
 
-pytestmark = [pytest.mark.long, pytest.mark.soak]
+pytestmark = pytest.mark.long
 
 TRAINING = {"epochs": 2, "global_batch_size": 6, "max_length": 16}
 

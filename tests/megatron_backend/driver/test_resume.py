@@ -78,7 +78,6 @@ def test_d03_d14_the_same_layout_goes_on_bit_for_bit(whole: Path, tmp_path: Path
         assert (job / last / name).read_bytes() == (whole / last / name).read_bytes()
 
 
-@pytest.mark.soak
 def test_another_layout_goes_on_alike(whole: Path, tmp_path: Path) -> None:
     job = resume(whole, tmp_path / "other", export=False, tp=2)
     expected = [event.data["loss"] for event in metrics(whole)[SAVED:]]

@@ -14,7 +14,7 @@ from service.spec.spans import SpanName
 from tests.megatron_backend.driver import tiny_job
 from tests.otlp_receiver import open_receiver
 
-pytestmark = [pytest.mark.long, pytest.mark.soak]
+pytestmark = pytest.mark.long
 
 PARENT = "b" * 16
 TRACEPARENT = f"00-{'a' * 32}-{PARENT}-01"

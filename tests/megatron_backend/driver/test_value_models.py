@@ -66,7 +66,6 @@ def test_a_reward_model_from_start_to_export(reward_model: Path) -> None:
     assert "sync" not in {e.data["phase"] for e in tiny_job.events(reward_model, kind="progress")}
 
 
-@pytest.mark.soak
 def test_a_reward_models_checkpoint_starts_another_job(reward_model: Path, tmp_path: Path) -> None:
     """Under another layout, with its head: the loss is where the other job left off."""
     job = value_jobs.write_reward_job(
@@ -145,7 +144,6 @@ def test_the_same_layout_goes_on_bit_for_bit(ranks: Ranks, ppo: Path, tmp_path: 
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.soak
 def test_another_layout_goes_on_alike(ppo: Path, tmp_path: Path) -> None:
     saves = SPEC["checkpoint"] | {"export": False}
     job = resume(ppo, tmp_path / "other", parallel={"tp": 2}, checkpoint=saves)
@@ -153,7 +151,6 @@ def test_another_layout_goes_on_alike(ppo: Path, tmp_path: Path) -> None:
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.soak
 def test_a_killed_rank_brings_its_critic_back(ranks: Ranks, ppo: Path, tmp_path: Path) -> None:
     """kill -9 of one of two ranks inside an attempt: the same end as without it."""
     spec = SPEC | {"checkpoint": SPEC["checkpoint"] | {"export": False}}

@@ -123,7 +123,6 @@ def run(script: str, *arguments: object, **environment: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.soak
 def test_d21_ranks_that_die_or_hang_are_found_and_replaced(tmp_path: Path) -> None:
     job = tiny_job.write_job(tmp_path / "job", parallel={"dp": 3})
     assert run(FAILURES, job, 6.0) == [
