@@ -10,7 +10,8 @@
 #            must see this machine's folders under the same paths (kind, minikube with mounts, ...).
 #            Without it one is started here by ../shared/cluster/kube-up.sh, which needs root.
 #
-# The parts run two at a time, on two cores: the long ones on Kubernetes in a row, the others beside.
+# The parts run side by side, on two cores: those on Kubernetes in a row, the others beside. The whole
+# jobs of slurm and helm had better not meet: each rank of theirs wants a core to start on.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -121,9 +122,8 @@ lane_kubernetes() {
     part helm tests/cluster/helm
 }
 
-lane_others() {
-    ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
-    # Early, since helm waits for the image of the control plane.
+# Its own lane, since helm waits for the image of the control plane.
+lane_images() {
     ! { wants image || wants helm; } || until [ -e "$state/base-done" ]; do sleep 1; done
     if wants image; then
         part image tests/cluster/image
@@ -131,6 +131,9 @@ lane_others() {
         part image tests/cluster/image/test_service_image.py
     fi
     touch "$state/images-done"
+}
+
+lane_others() {
     ! wants slurm || {
         # Without it the tests of NeMo-Run's tunnels skip, and say so.
         scripts/nemo_run_env.sh .venv-nemo-run &&
@@ -138,6 +141,7 @@ lane_others() {
         part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py \
             tests/service/launchers/slurm/test_tunnels.py -- -k slurm
     }
+    ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
     ! wants nodes || part nodes tests/megatron_backend/workers/test_nodes.py \
         tests/megatron_backend/driver/test_nodes.py
     ! wants prometheus || part prometheus tests/cluster/prometheus
@@ -150,7 +154,7 @@ scripts/cluster_packages.sh "${parts[@]}" || exit
 export PLANISH_TEST_IMAGES=$state/images
 made_by=$(cksum "$shared/base-image.sh" 2>/dev/null | cut -d' ' -f1)
 export PLANISH_TEST_BASE=$PWD/$cache/base-$made_by.tar
-for lane in lane_kubernetes lane_others; do
+for lane in lane_kubernetes lane_images lane_others; do
     "$lane" &
     lanes+=("$!")
 done
