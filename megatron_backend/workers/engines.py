@@ -50,6 +50,7 @@ class _RayModel:
         norm_limit: float = math.inf,
     ) -> StepResult:
         """One optimizer step over the whole batch."""
+        began = time.monotonic()
         shares = self._group.call(
             type(self)._step,
             batch,
@@ -59,7 +60,13 @@ class _RayModel:
         )
         for message in self._stragglers.see(self._group.own_seconds):
             self._warn(f"{self._what}{message}")
-        return merge_step(self._group.layout, shares)
+        speed = self._speed(batch, time.monotonic() - began)
+        result = merge_step(self._group.layout, shares)
+        return replace(result, metrics={**result.metrics, **speed})
+
+    def _speed(self, _batch: Batch, _seconds: float, /) -> dict[str, float]:
+        """Metrics that say how fast a step was."""
+        return {}
 
 
 class RayTrainEngine(_RayModel):
@@ -85,23 +92,7 @@ class RayTrainEngine(_RayModel):
         super().__init__(group, warn=warn)
         self._model, self._predicts = model, predicts
 
-    def train_step(
-        self,
-        batch: Batch,
-        normalizer: Normalizer,
-        *,
-        learning_rate: float,
-        norm_limit: float = math.inf,
-    ) -> StepResult:
-        """One optimizer step over the whole batch, and how fast it was."""
-        began = time.monotonic()
-        result = super().train_step(
-            batch, normalizer, learning_rate=learning_rate, norm_limit=norm_limit
-        )
-        speed = self._speed(batch, time.monotonic() - began)
-        return replace(result, metrics={**result.metrics, **speed})
-
-    def _speed(self, batch: Batch, seconds: float) -> dict[str, float]:
+    def _speed(self, batch: Batch, seconds: float, /) -> dict[str, float]:
         """Of each rank, in operations a second; where its GPU's peak is known, the share of it."""
         predicted = int(batch.loss_mask.sum()) if self._predicts else 0
         work = update_flops(self._model, batch.lengths.tolist(), predicted)
