@@ -20,7 +20,7 @@ LONG = $(shell grep -rl --include='test_*.py' 'mark\.long' tests)
 test: setup ## the tests, but for those marked `long`
 	$(PY) -m pytest $(PARALLEL) -m "not long and not cluster" $(ARGS)
 
-test-long: setup ## whole jobs that lose ranks, go on elsewhere, learn, are killed over and over; 20 minutes
+test-long: setup ## whole jobs that lose ranks, go on elsewhere, learn, are killed over and over; a quarter of an hour
 	-@scripts/bench_peers.sh
 	$(PY) -m pytest $(PARALLEL) -m long $(LONG) $(ARGS)
 

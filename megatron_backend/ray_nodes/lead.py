@@ -35,6 +35,9 @@ LAST_WORDS_SECONDS = 60.0
 SAME_SIGNAL_SECONDS = 10.0
 """srun hands a signal on that SLURM has sent already; what comes so soon after is the same one."""
 
+_HEAD_WITHOUT = ("--include-dashboard=false", "--no-monitor")
+"""Nobody looks at this Ray from outside, and nothing scales it."""
+
 
 class Signals:
     """Signals that came and were not handed on yet."""
@@ -91,7 +94,7 @@ def start_head(host: str, token: str, stack: contextlib.ExitStack) -> RayProcess
     folder = tempfile.mkdtemp(prefix="planish-ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     head = RayProcess(
-        ["--include-dashboard=false", f"--temp-dir={folder}"],
+        [*_HEAD_WITHOUT, f"--temp-dir={folder}"],
         head=True,
         address=host,
         log=Path(folder, "start.log"),

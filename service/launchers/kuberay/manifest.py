@@ -27,6 +27,11 @@ VERSION = "v1"
 PLURAL = "rayjobs"
 KUEUE_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
+_HEAD_PARAMS = {
+    "dashboard-host": "0.0.0.0",
+    "no-monitor": "true",  # nothing scales this Ray
+}
+
 
 def rayjob(cluster: KubeRayCluster, site: Site, request: LaunchRequest) -> dict[str, Any]:
     """The RayJob."""
@@ -69,7 +74,7 @@ def _ray_cluster(cluster: KubeRayCluster, site: Site, request: LaunchRequest) ->
     shape = shape_of(cluster, request.context)
     roots = joined_roots(site.data_roots)
     head = {
-        "rayStartParams": {**shape.ray_start_params(), "dashboard-host": "0.0.0.0"},
+        "rayStartParams": {**shape.ray_start_params(), **_HEAD_PARAMS},
         "template": template(cluster, request, shape, "head", roots),
     }
     workers = {

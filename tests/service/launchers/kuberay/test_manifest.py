@@ -51,6 +51,15 @@ def test_every_machine_is_a_pod_and_the_head_is_one(nodes: int, workers: list[in
         assert limits["nvidia.com/gpu"] == "8"
 
 
+def test_a_head_serves_its_dashboard_to_the_operator_and_no_autoscaler() -> None:
+    ray = built(resources={"cluster": "k8s", "nodes": 2})["spec"]["rayClusterSpec"]
+    params = ray["headGroupSpec"]["rayStartParams"]
+    assert params["dashboard-host"] == "0.0.0.0"
+    assert params["no-monitor"] == "true"
+    (workers,) = ray["workerGroupSpecs"]
+    assert "dashboard-host" not in workers["rayStartParams"]
+
+
 def test_without_gpus_each_pod_has_a_core_for_each_of_its_ranks() -> None:
     manifest = built(resources={"cluster": "k8s", "nodes": 2}, parallel={"tp": 3})
     ray = manifest["spec"]["rayClusterSpec"]
