@@ -2,17 +2,18 @@
 
 Megatron's own layers spend most of a small decoding step outside its arithmetic: they transpose to
 [sequence, batch], compute the sines of every position again, repeat keys and values for grouped
-queries, and pass through a dozen modules. Here a step is fifteen tensor operations a layer, on the
-model's own weights. Five choices carry it:
+queries, and pass through a dozen modules. Here a step is sixteen tensor operations a layer. Five
+choices carry it:
 
 - The fused QKV product of one token is viewed as [rows, KV heads, n queries + key + value, head].
   So queries of one KV head are the rows of one small matrix product with its keys, and grouped
   queries need no repetition. Queries and key are rotated together, in place, by one complex
   multiplication (see `decoder_weights`); key and value are cached together, by one copy.
 - The scale of the scores goes into the rotation of the queries, since rotation is linear.
-- A step multiplies few rows by large matrices. BLAS does that in half the time with the matrix as
-  the first factor, so activations lie with the rows side by side: all is computed transposed.
-- What a block adds to the residual stream is added by its last matrix product.
+- A step multiplies few rows by large matrices, which `matrices` does at the speed of memory. The
+  activation, the gate and the residual stream are part of a product.
+- A norm's weights are in the matrix behind it in fp32 (`decoder_weights`); here rows are divided by
+  their length.
 - Only a prompt's last token is asked what comes next. So in the last layer only keys and values
   are computed for the others.
 
@@ -20,6 +21,7 @@ Tests hold it to the full forward pass of Megatron and of transformers.
 """
 
 import functools
+import math
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,7 @@ from megatron_backend.generation.decoder_weights import (
     MlpWeights,
 )
 from megatron_backend.generation.kv_cache import KeyValueCache
+from megatron_backend.generation.matrices import Matrix
 from megatron_backend.models.rope import inverse_frequencies
 from service.spec.rope_config import RopeConfig
 
@@ -47,7 +50,9 @@ class CachedDecoder:
 
     def __init__(self, weights: DecoderWeights, *, positions: int) -> None:
         self.weights, self._config = weights, weights.config
-        self._epsilon = torch.tensor(weights.config.norm_eps)
+        config = weights.config
+        self._epsilon = torch.tensor(config.norm_eps)
+        self._least_length = torch.tensor(math.sqrt(config.norm_eps * config.hidden_size))
         self._rotations = _rotations(weights, self._config.rope, positions)
         local = self._config.local_rope
         self._local_rotations = None if local is None else _rotations(weights, local, positions)
@@ -121,8 +126,8 @@ class CachedDecoder:
         return self._rotations[positions, None], None if local is None else local[positions, None]
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """[N, hidden], transposed in memory: the bottom of the residual stream."""
-        hidden = self._look_up(tokens).t().contiguous().t()
+        """[N, hidden]: the bottom of the residual stream."""
+        hidden = self._look_up(tokens)
         if self._config.embedding_scale is None:
             return hidden
         return hidden.mul_(torch.tensor(self._config.embedding_scale, dtype=hidden.dtype))
@@ -147,9 +152,7 @@ class CachedDecoder:
         """
         assert rotation is not None, "layers turn locally only where there are local frequencies"
         weights = self.weights
-        qkv = _product(self._norm(hidden, layer.attention_norm), layer.qkv).contiguous()
-        if layer.qkv_bias is not None:
-            qkv.add_(layer.qkv_bias)
+        qkv = layer.qkv(self._norm_before(hidden, layer.attention_norm))
         if weights.qkv_rows is not None:
             qkv = self._gather(qkv).index_select(-1, weights.qkv_rows)
         heads = qkv.view(-1, weights.kv_heads, weights.queries_per_key + 2, self._config.head_dim)
@@ -165,17 +168,14 @@ class CachedDecoder:
     def _rest_of_layer(self, layer: LayerWeights, hidden: Tensor, context: Tensor) -> Tensor:
         """Attention's output projection and the MLP, each added to the residual stream."""
         hidden = self._add_product(hidden, context, layer.projection, layer.projection_norm)
-        normed = self._norm(hidden, layer.mlp_norm)
+        normed = self._norm_before(hidden, layer.mlp_norm)
         if isinstance(layer.mlp, ExpertWeights):
             return hidden.add_(self._sum_over_ranks(self._mixture(layer.mlp, normed)))
         gated = self._gated(layer.mlp, normed)
         return self._add_product(hidden, gated, layer.mlp.down, layer.down_norm)
 
     def _gated(self, mlp: MlpWeights, normed: Tensor) -> Tensor:
-        gate, up = _product(normed, mlp.gate_up).chunk(2, dim=-1)
-        if self._config.activation == "silu":
-            return F.silu(gate).mul_(up)
-        return F.gelu(gate, approximate="tanh").mul_(up)
+        return mlp.up.times(normed, mlp.gate.activated(normed, self._config.activation))
 
     def _mixture(self, mixture: ExpertWeights, normed: Tensor) -> Tensor:
         """[N, hidden]: each token's experts, by their weights; sorted, so that each expert sees
@@ -190,7 +190,7 @@ class CachedDecoder:
         tokens = order // mixture.top_k
         counts = torch.bincount(chosen.flatten(), minlength=len(mixture.experts)).tolist()
         outputs = [
-            _product(self._gated(expert, part), expert.down)
+            expert.down(self._gated(expert, part))
             for expert, part in zip(mixture.experts, normed[tokens].split(counts), strict=True)
             if len(part)
         ]
@@ -198,10 +198,16 @@ class CachedDecoder:
         return torch.zeros_like(normed).index_add_(0, tokens, weighted)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        normed = self._norm(hidden, self.weights.final_norm)
-        logits = _product(normed, self.weights.output).contiguous()
+        logits = self.weights.output(self._norm_before(hidden, self.weights.final_norm))
         cap = self._config.final_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _norm_before(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        """RMSNorm before a matrix; where the matrix has its weights, what is left of it."""
+        if weight is not None:
+            return self._norm(hidden, weight)
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+        return hidden / length.hypot_(self._least_length)
 
     def _norm(self, values: Tensor, weight: Tensor | None) -> Tensor:
         """RMSNorm (arXiv 1910.07467, equation 4), computed in the format of its weight."""
@@ -216,12 +222,12 @@ class CachedDecoder:
         return (normed if weight is None else normed.mul_(weight)).to(values.dtype)
 
     def _add_product(
-        self, hidden: Tensor, values: Tensor, matrix: Tensor, norm: Tensor | None
+        self, hidden: Tensor, values: Tensor, matrix: Matrix, norm: Tensor | None
     ) -> Tensor:
         """`hidden` plus the product, which has a norm of its own in some models."""
         if self.weights.group is None and norm is None:
-            return hidden.addmm_(values, matrix.t())
-        product = self._sum_over_ranks(_product(values, matrix))
+            return matrix.plus(values, hidden)
+        product = self._sum_over_ranks(matrix(values))
         return hidden.add_(product if norm is None else self._norm(product, norm))
 
     def _sum_over_ranks(self, partial: Tensor) -> Tensor:
@@ -235,11 +241,6 @@ class CachedDecoder:
         shards = [torch.empty_like(shard) for _ in range(group.size())]
         dist.all_gather(shards, shard.contiguous(), group=group)
         return torch.cat(shards, dim=-1)
-
-
-def _product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """`rows @ matrix.T`, transposed in memory."""
-    return torch.mm(matrix, rows.t()).t()
 
 
 def _rotations(weights: DecoderWeights, rope: RopeConfig, positions: int) -> Tensor:

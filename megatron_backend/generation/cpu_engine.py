@@ -104,12 +104,12 @@ class CpuEngine:
         return MemoryBound(
             bytes=self._memory_bytes,
             bytes_per_token=per_layer * len(weights.layers),
-            bytes_per_row=_BYTES_PER_LOGIT * weights.output.shape[0],
+            bytes_per_row=_BYTES_PER_LOGIT * weights.output.out_features,
         )
 
 
 def _shard(weights: DecoderWeights) -> VocabularyShard:
-    width = weights.output.shape[0]
+    width = weights.output.out_features
     rank = 0 if weights.group is None else weights.group.rank()
     return VocabularyShard(
         start=width * rank,

@@ -1,14 +1,16 @@
 """The tensors of a Megatron decoder, by what they do, for the decoder that keeps a cache.
 
 They are read from the model anew for each call of `generate`, so a weight sync, which writes into
-the model's parameters, can leave nothing stale behind. All but the fused QKV matrix are the model's
-own memory.
+the model's parameters, can leave nothing stale behind. In fp32 matrices are copies (`matrices`),
+which take up the norm before them: its weights, and the square root of how many numbers it is over,
+multiply the columns, and what is left to do in a step is to divide by a length.
 
 Rotary embeddings turn pairs of numbers. A pair is (i, i + head_dim / 2) in the model, and here it
 is (2 i, 2 i + 1): queries and keys are permuted alike, which changes no product of the two, and
 then a pair is one complex number and a rotation one multiplication.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_backend.generation.known_models import refuse_unknown, refuse_unread
+from megatron_backend.generation.matrices import Matrix
 from service.spec.model_config import ModelConfig
 
 
@@ -25,12 +28,13 @@ class MlpWeights:
     """A gated MLP, this rank's shard.
 
     Attributes:
-        gate_up: [2 * ffn, hidden], gate first.
-        down: [hidden, ffn].
+        gate, up: hidden to ffn.
+        down: ffn to hidden.
     """
 
-    gate_up: Tensor
-    down: Tensor
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,25 +60,24 @@ class LayerWeights:
     """One layer, this rank's shard. `n` is the number of query heads of one KV head.
 
     Attributes:
-        attention_norm, mlp_norm: [hidden].
-        qkv, qkv_bias: [KV heads * (n + 2) * head_dim, hidden]; of each KV head its queries, then
-            its key, then its value. Pairs lie together in queries and key (see the module's text)
-            unless `DecoderWeights.qkv_rows` has to bring them together.
+        attention_norm, mlp_norm: [hidden]; None where the matrices behind have it.
+        qkv: hidden to KV heads * (n + 2) * head_dim; of each KV head its queries, then its key,
+            then its value. Pairs lie together in queries and key (see the module's text) unless
+            `DecoderWeights.qkv_rows` has to bring them together.
         head_norm: [n + 1, head_dim], norm weights of queries and key; None without.
-        projection: [hidden, heads * head_dim].
+        projection: heads * head_dim to hidden.
         mlp: what follows attention.
         projection_norm, down_norm: [hidden], norms of what attention and MLP add; None without.
         window: a token sees itself and so many before it; None where it sees all.
         local_rope: turns by the local frequencies.
     """
 
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    attention_norm: Tensor | None
+    qkv: Matrix
     head_norm: Tensor | None
-    projection: Tensor
+    projection: Matrix
     projection_norm: Tensor | None
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     mlp: MlpWeights | ExpertWeights
     down_norm: Tensor | None
     window: int | None
@@ -88,9 +91,10 @@ class DecoderWeights:
     Attributes:
         config: the model's.
         group: the tensor-parallel group; None where there is one rank.
-        embedding, output: [vocabulary / tp, hidden].
+        embedding: [vocabulary / tp, hidden].
+        output: hidden to vocabulary / tp.
         layers: from the bottom.
-        final_norm: [hidden].
+        final_norm: [hidden]; None where `output` has it.
         queries_per_key: query heads of one KV head on this rank.
         kv_heads: KV heads on this rank.
         qkv_rows: where there are fewer KV heads than ranks: which rows of the gathered QKV product
@@ -100,9 +104,9 @@ class DecoderWeights:
     config: ModelConfig
     group: dist.ProcessGroup | None
     embedding: Tensor
-    output: Tensor
+    output: Matrix
     layers: list[LayerWeights]
-    final_norm: Tensor
+    final_norm: Tensor | None
     queries_per_key: int
     kv_heads: int
     qkv_rows: Tensor | None
@@ -120,13 +124,16 @@ class DecoderWeights:
         kv_heads = max(config.num_kv_heads // tp, 1)
         whole = config.num_kv_heads >= tp
         read = _Reader(config, queries_per_key=heads // kv_heads, whole_heads=whole)
+        final_norm, output = read.behind_norm(
+            model.decoder.final_layernorm, read.of(_output_weight(model))
+        )
         weights = cls(
             config=config,
             group=model.pg_collection.tp if tp > 1 else None,
             embedding=read.of(model.embedding.word_embeddings.weight),
-            output=read.of(_output_weight(model)),
+            output=Matrix(output),
             layers=[read.layer(number, layer) for number, layer in enumerate(model.decoder.layers)],
-            final_norm=read.norm(model.decoder.final_layernorm),
+            final_norm=final_norm,
             queries_per_key=heads // kv_heads,
             kv_heads=kv_heads,
             qkv_rows=None if whole else _rows(config, model.pg_collection.tp),
@@ -163,18 +170,30 @@ class _Reader:
         weight = self.of(module.weight)
         return 1.0 + weight.float() if self._config.zero_centered_norm else weight
 
+    def behind_norm(self, module: Any, weight: Tensor) -> tuple[Tensor | None, Tensor]:
+        """A norm's weight, and the matrix [out, hidden] behind it, which takes it up in fp32."""
+        norm = self.norm(module)
+        if weight.dtype != torch.float32:
+            return norm, weight
+        return None, weight * (norm * math.sqrt(len(norm)))
+
     def layer(self, number: int, layer: Any) -> LayerWeights:
         config, attention = self._config, layer.self_attention
         window, bias = config.window_of(number), attention.linear_qkv.bias
+        attention_norm, qkv = self.behind_norm(
+            layer.input_layernorm, self.of(attention.linear_qkv.weight)
+        )
+        mlp_norm, mlp = self._mlp(layer)
         return LayerWeights(
-            attention_norm=self.norm(layer.input_layernorm),
-            qkv=self._in_pairs(self.of(attention.linear_qkv.weight)),
-            qkv_bias=None if bias is None else self._in_pairs(self.of(bias)),
+            attention_norm=attention_norm,
+            qkv=Matrix(
+                self._in_pairs(qkv), None if bias is None else self._in_pairs(self.of(bias))
+            ),
             head_norm=self._head_norm(attention) if config.qk_norm else None,
-            projection=self.of(attention.linear_proj.weight),
+            projection=Matrix(self.of(attention.linear_proj.weight)),
             projection_norm=self._norm_behind(attention.linear_proj),
-            mlp_norm=self.norm(layer.pre_mlp_layernorm),
-            mlp=self._mlp(layer.mlp),
+            mlp_norm=mlp_norm,
+            mlp=mlp,
             down_norm=self._norm_behind(layer.mlp.linear_fc2) if config.post_norms else None,
             window=None if window is None else window - 1,
             local_rope=window is not None and config.local_rope is not None,
@@ -195,20 +214,28 @@ class _Reader:
         turned = heads[:, :-1, self._pairs]
         return torch.cat([turned, heads[:, -1:]], dim=1).flatten(0, 2)
 
-    def _mlp(self, module: Any) -> MlpWeights | ExpertWeights:
-        moe = self._config.moe
+    def _mlp(self, layer: Any) -> tuple[Tensor | None, MlpWeights | ExpertWeights]:
+        """The norm before an MLP, unless its matrices have it, and the MLP."""
+        moe, module = self._config.moe, layer.mlp
         if moe is None:
-            return self._dense(module)
-        return ExpertWeights(
+            norm, gate_up = self.behind_norm(
+                layer.pre_mlp_layernorm, self.of(module.linear_fc1.weight)
+            )
+            return norm, self._dense(gate_up, module)
+        return self.norm(layer.pre_mlp_layernorm), ExpertWeights(
             router=self.of(module.router.weight),
             top_k=moe.top_k,
             softmax_first=not moe.norm_topk_prob,
-            experts=[self._dense(expert) for expert in module.experts.local_experts],
+            experts=[
+                self._dense(self.of(expert.linear_fc1.weight), expert)
+                for expert in module.experts.local_experts
+            ],
         )
 
-    def _dense(self, module: Any) -> MlpWeights:
+    def _dense(self, gate_up: Tensor, module: Any) -> MlpWeights:
+        gate, up = gate_up.chunk(2)
         return MlpWeights(
-            gate_up=self.of(module.linear_fc1.weight), down=self.of(module.linear_fc2.weight)
+            gate=Matrix(gate), up=Matrix(up), down=Matrix(self.of(module.linear_fc2.weight))
         )
 
 

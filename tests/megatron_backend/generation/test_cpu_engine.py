@@ -63,6 +63,35 @@ def test_neighbours_and_batch_splits_change_nothing(ranks: Ranks, tmp_path: Path
             assert one.log_probs == pytest.approx(two.log_probs, abs=1e-4)
 
 
+def without_onednn(
+    _rank: int, folder: Path, prompts: list[list[int]]
+) -> list[tuple[list[Completion], list[Completion]]]:
+    """The same sampling with packed matrices, and as a torch without oneDNN does it."""
+
+    def answers() -> list[list[Completion]]:
+        places = range(len(prompts))
+        return [
+            engine(folder).generate(prompts, places, sampling, weight_version=1)
+            for sampling in (SAMPLED, GREEDY)
+        ]
+
+    packed = answers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megatron_backend.generation.matrices.can_pack", lambda: False)
+        plain = answers()
+    return list(zip(packed, plain, strict=True))
+
+
+@pytest.mark.parametrize("model", ["qwen2-tied", "gemma2", "mixtral"])
+def test_a_torch_without_onednn_gives_the_same(model: str, ranks: Ranks, tmp_path: Path) -> None:
+    save_random(model, tmp_path)
+    [answers] = ranks.run(Layout(), without_onednn, tmp_path, ragged_prompts(2, 20, 7))
+    for packed, plain in answers:
+        for one, two in zip(packed, plain, strict=True):
+            assert one.token_ids == two.token_ids
+            assert one.log_probs == pytest.approx(two.log_probs, abs=1e-4)
+
+
 def with_stops(
     _rank: int, folder: Path, prompts: list[list[int]], stop: list[int]
 ) -> tuple[list[Completion], list[Completion]]:
