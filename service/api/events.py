@@ -11,7 +11,7 @@ from service.api import streams
 from service.api.context import Caller, Service, ServiceContext
 from service.api.resources import EventResource, Listing
 from service.api.views import event_resource
-from service.jobs import Event
+from service.jobs import ApiKey, Event
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -30,7 +30,7 @@ async def list_events(
     job: str,
     request: Request,
     service: Service,
-    _caller: Caller,
+    caller: Caller,
     after: Number = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Events of a page.")] = 100,
     last_event_id: Annotated[
@@ -47,7 +47,7 @@ async def list_events(
     if streams.wants_stream(request):
         start = int(last_event_id) if last_event_id else after
         return StreamingResponse(
-            _stream(service, found.id, start),
+            _stream(service, caller, found.id, start),
             media_type=streams.MEDIA_TYPE,
             headers=dict(streams.HEADERS),
         )
@@ -61,10 +61,12 @@ def _message(event: Event) -> bytes:
     return streams.message(event_resource(event).model_dump(mode="json"), id=str(event.number))
 
 
-async def _stream(service: ServiceContext, job_id: str, after: int) -> AsyncIterator[bytes]:
+async def _stream(
+    service: ServiceContext, caller: ApiKey, job_id: str, after: int
+) -> AsyncIterator[bytes]:
     yield streams.preamble()
-    async with streams.news_of(service, job_id) as news:
-        while not news.stopping:
+    async with streams.news_of(service, caller, job_id) as news:
+        while await news.wanted():
             # The state is read before the events: the last event is written with the last state,
             # so what an ended job has to say is all there.
             job = await run_in_threadpool(service.store.jobs.get, job_id)

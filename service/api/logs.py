@@ -16,7 +16,7 @@ from service.api import streams
 from service.api.context import Caller, Service, ServiceContext
 from service.api.problems import Refusal
 from service.api.resources import LogChunk
-from service.jobs import AttemptState, Job
+from service.jobs import ApiKey, AttemptState, Job
 from service.store import NotFound
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -50,7 +50,7 @@ async def read_log(
     job: str,
     request: Request,
     service: Service,
-    _caller: Caller,
+    caller: Caller,
     attempt: Annotated[
         int | None, Query(ge=1, le=2**31 - 1, description="Which attempt; the newest by default.")
     ] = None,
@@ -81,7 +81,7 @@ async def read_log(
         if last_event_id:
             start = _Place.parse(last_event_id)
         return StreamingResponse(
-            _stream(service, found.id, start, only=attempt),
+            _stream(service, caller, found.id, start, only=attempt),
             media_type=streams.MEDIA_TYPE,
             headers=dict(streams.HEADERS),
         )
@@ -136,11 +136,11 @@ def _whole_characters(data: bytes) -> bytes:
 
 
 async def _stream(
-    service: ServiceContext, job_id: str, place: _Place, *, only: int | None
+    service: ServiceContext, caller: ApiKey, job_id: str, place: _Place, *, only: int | None
 ) -> AsyncIterator[bytes]:
     yield streams.preamble()
-    async with streams.news_of(service, job_id) as news:
-        while not news.stopping:
+    async with streams.news_of(service, caller, job_id) as news:
+        while await news.wanted():
             job = await run_in_threadpool(service.store.jobs.get, job_id)
             chunk = await run_in_threadpool(_read, service, job, place, _STREAM_BYTES)
             if chunk.text:

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 
 from service.api.context import ServiceContext
+from service.jobs import ApiKey
 
 MEDIA_TYPE = "text/event-stream"
 HEADERS: Mapping[str, str] = {
@@ -17,6 +19,8 @@ HEADERS: Mapping[str, str] = {
     "x-accel-buffering": "no",  # nginx would hold the stream back
 }
 KEEP_ALIVE_SECONDS = 15.0
+KEY_SECONDS = 15.0
+"""How long a stream may outlive the key that it was opened with."""
 KEEP_ALIVE = b": keep-alive\n\n"
 # How long a client should wait before it connects again.
 RETRY_MILLISECONDS = 1000
@@ -50,15 +54,20 @@ class News:
     every few polls is part of the deal.
     """
 
-    def __init__(self, service: ServiceContext) -> None:
-        self._service = service
+    def __init__(self, service: ServiceContext, caller: ApiKey) -> None:
+        self._service, self._caller = service, caller
         self.bell = asyncio.Event()
-        self._last_sent = time.monotonic()
+        self._last_sent = self._key_seen = time.monotonic()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the service ends; the stream must end too."""
-        return self._service.stopping.is_set()
+    async def wanted(self) -> bool:
+        """Whether the stream goes on: neither has the service to end, nor was the key revoked."""
+        if self._service.stopping.is_set():
+            return False
+        if time.monotonic() - self._key_seen < KEY_SECONDS:
+            return True
+        self._key_seen = time.monotonic()
+        by_hash = self._service.store.keys.by_hash
+        return await run_in_threadpool(by_hash, self._caller.secret_hash) is not None
 
     def sent(self) -> None:
         """Notes that something was sent just now."""
@@ -88,9 +97,9 @@ class News:
 
 
 @asynccontextmanager
-async def news_of(service: ServiceContext, job_id: str) -> AsyncIterator[News]:
-    """Listens for changes of a job."""
-    news = News(service)
+async def news_of(service: ServiceContext, caller: ApiKey, job_id: str) -> AsyncIterator[News]:
+    """Listens for changes of a job, for whoever opened the stream."""
+    news = News(service, caller)
     loop = asyncio.get_running_loop()
 
     def ring(changed: str) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from service.api import streams
 from service.api.logs import _whole_characters
+from service.auth.keys import hash_secret, new_key
 from service.catalogue import Catalogue
 from service.client import Client
 from service.client.streams import Message, read_messages
@@ -196,3 +198,24 @@ def test_a_character_is_never_cut(text: str) -> None:
 def test_streams_need_a_key_too(ended: tuple[RunningService, str]) -> None:
     service, job = ended
     assert service.anonymous.get(f"/v1/jobs/{job}/events", headers=SSE).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["events", "logs?follow=true"])
+def test_a_stream_ends_soon_after_its_key_was_revoked(
+    new_service: NewService, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(streams, "KEY_SECONDS", 0.2)
+    service = new_service(behaviours=("wait", "succeed"), capacity=1)
+    job = service.submit()["id"]
+    service.wait_for(job, JobState.RUNNING)
+    secret = new_key()
+    key = service.store.keys.add("guest", hash_secret(secret))
+    headers = SSE | {"authorization": f"Bearer {secret}"}
+    with service.anonymous.stream(
+        "GET", f"/v1/jobs/{job}/{path}", headers=headers, timeout=30
+    ) as response:
+        pieces = response.iter_bytes()
+        next(pieces)  # it is open
+        service.store.keys.revoke(key.id)
+        assert b"event: end" not in b"".join(pieces), "the job goes on"
+    assert service.store.jobs.get(job).state is JobState.RUNNING
