@@ -36,8 +36,8 @@ class Pod:
             str(driver), self.job_dir, 1, scratch=str(self.folder), counters=str(self.counter)
         )
         return subprocess.Popen(
-            text,
-            shell=True,
+            # A shell cannot trap what was ignored when it began, as INT is in a background job's.
+            ["env", "--default-signal=INT", "/bin/sh", "-c", text],
             start_new_session=True,
             env={"PATH": os.environ["PATH"], "PLANISH_POD_UID": uid},
         )
