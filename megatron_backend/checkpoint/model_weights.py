@@ -1,4 +1,7 @@
-"""A model's weights, and nothing else, from a published checkpoint of any layout."""
+"""A model's weights, and nothing else, from a published checkpoint of any layout.
+
+The driver has compared it with its manifest's hashes before any rank reads it (`driver/start.py`).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

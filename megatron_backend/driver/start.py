@@ -1,6 +1,10 @@
-"""What an attempt goes on from: its own newest checkpoint, a copy of it, or another job's."""
+"""What an attempt goes on from: its own newest checkpoint, a copy of it, or another job's.
 
-from collections.abc import Callable
+Every checkpoint that is loaded is compared with its manifest's hashes here, once, by the driver:
+ranks read only what was found whole.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +14,14 @@ from megatron_backend.checkpoint.manifest import (
     CorruptCheckpoint,
     RefusedCheckpoint,
     model_digest,
+    verify,
 )
 from megatron_backend.checkpoint.publish import CheckpointStore, Owner, Published
 from megatron_backend.checkpoint.remote import RemoteCheckpoints, open_remote
 from megatron_backend.checkpoint.retention import Retention
 from megatron_backend.driver.job import Job
-from service.spec import Reason
+from megatron_backend.driver.tokenizers import MODEL_NAMES
+from service.spec import Reason, ResolvedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,8 @@ class Start:
 
 
 def open_start(job: Job, fence: Fence, warn: Callable[[str], None]) -> Start:
-    """Opens the job's checkpoints and finds what to go on from. Call before Ray is started.
+    """Opens the job's checkpoints, finds what to go on from, and verifies what other jobs' weights
+    are needed beside it. Call before Ray is started.
 
     Args:
         job: this attempt.
@@ -43,7 +50,7 @@ def open_start(job: Job, fence: Fence, warn: Callable[[str], None]) -> Start:
 
     Raises:
         StaleAttempt: a newer attempt has taken over.
-        JobFailure: what is there cannot be gone on from.
+        JobFailure: what is there cannot be gone on from, or another job's weights are damaged.
         OSError: the storage cannot be read.
     """
     spec, job_id = job.context.spec.checkpoint, job.context.job_id
@@ -64,6 +71,7 @@ def open_start(job: Job, fence: Fence, warn: Callable[[str], None]) -> Start:
             newest = remote.fetch_newest(store, warn)
         if newest is None:
             newest = _of_another_job(job, store)
+        _verify_models(job, fresh=newest is None)
     except RefusedCheckpoint as error:
         raise JobFailure(Reason.USER_ERROR, str(error)) from error
     return Start(store=store, remote=remote, newest=newest)
@@ -83,3 +91,37 @@ def _of_another_job(job: Job, store: CheckpointStore) -> Published | None:
             f"the checkpoint of {resumed.job} to go on from is damaged: {error}; submit the job "
             "again with another `resume.step`",
         ) from error
+
+
+def _verify_models(job: Job, *, fresh: bool) -> None:
+    """Compares the checkpoints of other jobs, from which models start, with their manifests.
+
+    Raises:
+        RefusedCheckpoint: another release wrote one.
+        JobFailure: one is damaged, or gone.
+    """
+    verified: set[str] = set()
+    for name, field, model in _loaded_models(job, fresh=fresh):
+        if model.kind != "checkpoint" or str(model.weights) in verified:
+            continue
+        folder = Path(str(model.weights))
+        try:
+            verify(folder)
+        except (CorruptCheckpoint, FileNotFoundError) as error:
+            what = f"is damaged: {error}" if folder.is_dir() else "is gone: its job has deleted it"
+            raise JobFailure(
+                Reason.USER_ERROR,
+                f"the checkpoint {folder}, which the {name} comes from, {what}. Submit the job "
+                f"again with another checkpoint in `{field}.from`",
+            ) from error
+        verified.add(str(folder))
+
+
+def _loaded_models(job: Job, *, fresh: bool) -> Iterator[tuple[str, str, ResolvedModel]]:
+    """The models whose starting weights this attempt loads: name, field of the job, and place."""
+    spec = job.context.spec
+    if fresh or spec.algorithm.keeps_reference:
+        yield "model", "model", job.context.model
+    for role, (field, _) in spec.other_models.items():
+        if fresh or role != "critic":  # a critic is in the job's own checkpoints
+            yield MODEL_NAMES[role], field, job.context.other_models[role]
