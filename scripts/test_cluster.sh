@@ -10,8 +10,8 @@
 #            must see this machine's folders under the same paths (kind, minikube with mounts, ...).
 #            Without it one is started here by ../shared/cluster/kube-up.sh, which needs root.
 #
-# The parts run side by side, on two cores, in three lanes. The whole jobs of helm come last and have
-# the machine to themselves: each rank wants a core to start on.
+# The parts run side by side, on two cores, in three lanes. The whole jobs of helm, a part of their own
+# (whole), wait for those of slurm and kube: each rank wants a core to start on.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,6 +36,7 @@ mkdir -p "$cache"
 lanes=()
 finish() {
     trap - EXIT INT TERM
+    trap '' PIPE # whoever read our words may have gone already
     touch "$state/stopped"
     for lane in "${lanes[@]}"; do kill -INT "-$lane" 2>/dev/null; done
     for _ in $(seq 90); do # pytest takes its own things down
@@ -105,11 +106,13 @@ kubernetes_up() {
 }
 
 lane_kubernetes() {
+    # However it ends, nobody waits for it any more.
+    trap 'touch "$state/base-done" "$state/kube-done"
+        [ -e "$state/kubernetes-up" ] || touch "$state/kubernetes-failed"' EXIT
     ! { wants kube || wants helm || wants image; } || base_image
     wants kube || wants helm || return 0
     kubernetes_up || {
         for name in kube helm; do ! wants "$name" || echo 1 >"$state/$name.code"; done
-        touch "$state/kubernetes-failed"
         return
     }
     printf %s "${KUBECONFIG:-}" >"$state/kubeconfig"
@@ -117,7 +120,6 @@ lane_kubernetes() {
     ! wants kube ||
         part kube tests/cluster/conformance tests/cluster/test_kuberay_jobs.py \
             tests/cluster/test_kuberay_pods.py -- -k kuberay
-    touch "$state/kube-done"
 }
 
 # Builds the images, and installs the control plane's beside the jobs of kube, but for the jobs of
@@ -140,7 +142,7 @@ lane_images() {
         ctr -a "$state/kube/c.sock" -n k8s.io images import \
             "$PLANISH_TEST_IMAGES/planish-service.tar" >"$state/import.log" 2>&1
     part helm tests/cluster/helm -- --ignore tests/cluster/helm/test_whole.py
-    until [ -e "$state/kube-done" ]; do sleep 1; done
+    until [ -e "$state/kube-done" ] && [ -e "$state/slurm-done" ]; do sleep 1; done
     part whole tests/cluster/helm/test_whole.py
 }
 
@@ -152,6 +154,7 @@ lane_others() {
         part slurm tests/cluster/conformance tests/cluster/test_slurm_jobs.py \
             tests/service/launchers/slurm/test_tunnels.py -- -k slurm
     }
+    touch "$state/slurm-done"
     ! wants rayjobs || part rayjobs tests/cluster/conformance -- -k ray_jobs
     ! wants nodes || part nodes tests/megatron_backend/workers/test_nodes.py \
         tests/megatron_backend/driver/test_nodes.py

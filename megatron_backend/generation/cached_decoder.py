@@ -12,8 +12,8 @@ choices carry it:
 - The scale of the scores goes into the rotation of the queries, since rotation is linear.
 - A step multiplies few rows by large matrices, which `matrices` does at the speed of memory. The
   activation, the gate and the residual stream are part of a product.
-- A norm's weights are in the matrix behind it in fp32 (`decoder_weights`); here rows are divided by
-  their length.
+- A norm's weights are in the matrices behind it in fp32, but before experts (`decoder_weights`);
+  here rows are divided by their length.
 - Only a prompt's last token is asked what comes next. So in the last layer only keys and values
   are computed for the others.
 
@@ -50,9 +50,9 @@ class CachedDecoder:
 
     def __init__(self, weights: DecoderWeights, *, positions: int) -> None:
         self.weights, self._config = weights, weights.config
-        config = weights.config
-        self._epsilon = torch.tensor(config.norm_eps)
-        self._least_length = torch.tensor(math.sqrt(config.norm_eps * config.hidden_size))
+        epsilon = self._config.norm_eps
+        self._epsilon = torch.tensor(epsilon)
+        self._least_length = torch.tensor(math.sqrt(epsilon * self._config.hidden_size))
         self._rotations = _rotations(weights, self._config.rope, positions)
         local = self._config.local_rope
         self._local_rotations = None if local is None else _rotations(weights, local, positions)

@@ -104,12 +104,12 @@ class CpuEngine:
         return MemoryBound(
             bytes=self._memory_bytes,
             bytes_per_token=per_layer * len(weights.layers),
-            bytes_per_row=_BYTES_PER_LOGIT * weights.output.out_features,
+            bytes_per_row=_BYTES_PER_LOGIT * weights.output.shape[0],
         )
 
 
 def _shard(weights: DecoderWeights) -> VocabularyShard:
-    width = weights.output.out_features
+    width = weights.output.shape[0]
     rank = 0 if weights.group is None else weights.group.rank()
     return VocabularyShard(
         start=width * rank,

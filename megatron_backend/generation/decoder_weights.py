@@ -2,8 +2,9 @@
 
 They are read from the model anew for each call of `generate`, so a weight sync, which writes into
 the model's parameters, can leave nothing stale behind. In fp32 matrices are copies (`matrices`),
-which take up the norm before them: its weights, and the square root of how many numbers it is over,
-multiply the columns, and what is left to do in a step is to divide by a length.
+which take up the norm before them (not experts, whose router reads normed rows too): its weights and
+the square root of how many numbers it is over multiply the columns, and what is left to do in a step
+is to divide by a length.
 
 Rotary embeddings turn pairs of numbers. A pair is (i, i + head_dim / 2) in the model, and here it
 is (2 i, 2 i + 1): queries and keys are permuted alike, which changes no product of the two, and
@@ -124,14 +125,12 @@ class DecoderWeights:
         kv_heads = max(config.num_kv_heads // tp, 1)
         whole = config.num_kv_heads >= tp
         read = _Reader(config, queries_per_key=heads // kv_heads, whole_heads=whole)
-        final_norm, output = read.behind_norm(
-            model.decoder.final_layernorm, read.of(_output_weight(model))
-        )
+        final_norm, output = read.output(model)
         weights = cls(
             config=config,
             group=model.pg_collection.tp if tp > 1 else None,
             embedding=read.of(model.embedding.word_embeddings.weight),
-            output=Matrix(output),
+            output=output,
             layers=[read.layer(number, layer) for number, layer in enumerate(model.decoder.layers)],
             final_norm=final_norm,
             queries_per_key=heads // kv_heads,
@@ -176,6 +175,13 @@ class _Reader:
         if weight.dtype != torch.float32:
             return norm, weight
         return None, weight * (norm * math.sqrt(len(norm)))
+
+    def output(self, model: Any) -> tuple[Tensor | None, Matrix]:
+        """The last norm, unless the output layer has it, and the output layer."""
+        norm, weight = self.behind_norm(
+            model.decoder.final_layernorm, self.of(_output_weight(model))
+        )
+        return norm, Matrix(weight)
 
     def layer(self, number: int, layer: Any) -> LayerWeights:
         config, attention = self._config, layer.self_attention

@@ -1,12 +1,12 @@
 """Matrices by which a decoding step multiplies few rows.
 
 A step of few rows is bound by how fast the weights come from memory. BLAS, given a matrix as it
-lies, reads it at a third of that speed or less; oneDNN, which may lay it out anew first, reads it
-as fast as memory gives it (two times and more of BLAS, from one row to a thousand). It also adds,
-multiplies or applies an activation while the product is still in registers. So matrices in fp32 are
-laid out once for each call of `generate`, at about the cost of two steps and of a second copy.
+lies, reads it at less than half of that speed; oneDNN, which may lay it out anew first, reads it as
+fast as memory gives it. It also adds, multiplies or applies an activation while the product is in
+registers still. So matrices in fp32 are laid out once for each call of `generate`, at about the cost
+of two steps and of a second copy.
 
-The operations are those that torch's own compiler uses on CPUs. Where a build of torch lacks them,
+The operations are those that torch's own compiler has for CPUs. Where a build of torch lacks them,
 and in other formats, the same is done by plain ones.
 """
 
@@ -29,18 +29,21 @@ def can_pack() -> bool:
 class Matrix:
     """A linear map, of rows [N, in] to rows [N, out].
 
+    Attributes:
+        shape: [out, in].
+
     Args:
         weight: [out, in].
         bias: [out].
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.out_features = weight.shape[0]
+        self.shape = weight.shape
         self._bias = bias
         self._packed = weight.dtype == torch.float32 and can_pack()
         self._weight = weight
         if self._packed:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """What the rows become."""

@@ -40,8 +40,8 @@ async def list_events(
 ) -> Listing[EventResource] | StreamingResponse:
     """A job's events, oldest first; with `Accept: text/event-stream` as a stream.
 
-    The stream goes on while the job does. Its last message has the event `end` and the job's state,
-    so that a client knows an end from a lost connection.
+    The stream goes on while the job does and its key is accepted. Its last message has the event
+    `end` and the job's state, so that a client knows an end from a lost connection.
     """
     found = await run_in_threadpool(service.find_job, job)
     if streams.wants_stream(request):

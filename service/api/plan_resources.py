@@ -25,6 +25,8 @@ class RankMemory(Resource):
     """What the forward passes of a step leave for its backward passes, at their worst moment."""
     logits: int
     """Chunks of logits and the output layer's gradient; on the last stage only."""
+    packed_weights: int
+    """The sampling copy's matrices once more, while it samples on a CPU in fp32."""
     kv_cache: int
     """Keys and values of all sequences that the rank samples, at full length."""
     total: int

@@ -19,8 +19,8 @@ HEADERS: Mapping[str, str] = {
     "x-accel-buffering": "no",  # nginx would hold the stream back
 }
 KEEP_ALIVE_SECONDS = 15.0
-KEY_SECONDS = 15.0
-"""How long a stream may outlive the key that it was opened with."""
+KEY_SECONDS = 14.0
+"""How long a stream may outlive the key that it was opened with, before a look at the next news."""
 KEEP_ALIVE = b": keep-alive\n\n"
 # How long a client should wait before it connects again.
 RETRY_MILLISECONDS = 1000

@@ -190,6 +190,7 @@ _MEMORY_PARTS = (
     ("critic", "critic"),
     ("activations", "activations"),
     ("logits", "logits"),
+    ("packed rollout", "packed_weights"),
     ("KV cache", "kv_cache"),
     ("total", "total"),
 )

@@ -5,8 +5,9 @@ gradients in fp32; two fp32 moments and, for bf16 and fp16, an fp32 copy of the 
 divided over the ranks that hold the same weights. A critic has all of that once more, with a vector
 in the place of its output layer. The sampling copy holds weights only, as does the reference model.
 What comes and goes are the activations of a step
-(`service.validation.activations`) and the sampler's keys and values. Policy and critic take their
-steps one after the other, so the larger of the two counts.
+(`service.validation.activations`) and what the sampler needs while it samples: keys and values, and
+on the CPU in fp32 a second copy of its matrices. Policy and critic take their steps one after the
+other, so the larger of the two counts.
 
 A teacher or a reward model has ranks of its own, which hold weights and read.
 
@@ -21,6 +22,7 @@ from service.spec import FrozenLayout, JobSpec
 from service.spec.algorithm import Head
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
+from service.spec.padding import padded_vocab_size
 from service.validation.activations import estimate_activations, estimate_reading
 from service.validation.layout import samples
 from service.validation.parameters import RankParameters, rank_parameters
@@ -53,10 +55,12 @@ class StageMemory:
     """Of a step's forward passes, at their worst moment."""
     logits: int
     """Chunks of logits and the output layer's gradient."""
+    packed_weights: int
+    """The sampling copy's matrices once more, while it samples on a CPU in fp32."""
     kv_cache: int
     """Keys and values of all sequences that the rank samples, at full length."""
     total: int
-    """At the worst moment. On the CPU the cache is gone before a step begins."""
+    """At the worst moment. On the CPU what sampling takes is gone before a step begins."""
 
     @property
     def resident(self) -> int:
@@ -132,7 +136,7 @@ def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> Sta
     held = rank_parameters(model, layout, stage=stage, head=head)
     reference = held.total * _BYTES[spec.precision.dtype] if spec.algorithm.keeps_reference else 0
     step = estimate_activations(spec, model, layout, stage=stage, cuda=cuda, head=head)
-    rollout, cache = _sampler(spec, model, layout, cuda=cuda)
+    rollout, packed, cache = _sampler(spec, model, layout, cuda=cuda)
     passing = step.most_with_logits
     without_total = StageMemory(
         pp_rank=stage,
@@ -145,10 +149,11 @@ def _stage(spec: JobSpec, model: ModelConfig, layout: Layout, stage: int) -> Sta
         critic=_critic_bytes(spec, model, layout, stage=stage, cuda=cuda),
         activations=step.most,
         logits=step.logits,
+        packed_weights=packed,
         kv_cache=cache,
         total=0,
     )
-    total = without_total.resident + (passing + cache if cuda else max(passing, cache))
+    total = without_total.resident + (passing + cache if cuda else max(passing, packed + cache))
     return replace(without_total, total=total)
 
 
@@ -188,12 +193,18 @@ def cache_bytes_per_token(spec: JobSpec, model: ModelConfig) -> int:
     return 2 * model.num_layers * heads * model.head_dim * element
 
 
-def _sampler(spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool) -> tuple[int, int]:
-    """(weights of the sampling copy, its keys and values)."""
+def _sampler(
+    spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool
+) -> tuple[int, int, int]:
+    """(weights of the sampling copy, its matrices for a CPU, its keys and values)."""
     if not samples(spec):
-        return 0, 0
+        return 0, 0, 0
     tp = spec.rollout.layout.tp
-    weights = rank_parameters(model, Layout(tp=tp), stage=0).total * _BYTES[spec.precision.dtype]
+    held = rank_parameters(model, Layout(tp=tp), stage=0)
+    weights, packed = held.total * _BYTES[spec.precision.dtype], 0
+    if spec.precision.dtype == "fp32" and not cuda:  # as `megatron_backend.generation.matrices`
+        output = padded_vocab_size(model.vocab_size, tp=tp) // tp * model.hidden_size
+        packed = (held.linear + output) * _BYTES["fp32"]
     trained = spec.training.global_batch_size if spec.algorithm.online else 0
     evaluated = spec.evaluation.items * spec.evaluation.samples_per_item
     rows = -(-max(trained, evaluated) * tp // layout.world_size)
@@ -202,4 +213,4 @@ def _sampler(spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool) -
     if not cuda:
         one = spec.training.max_length * per_token
         cache = min(cache, max(CPU_CACHE_BYTES, one))
-    return weights, cache
+    return weights, packed, cache

@@ -4,6 +4,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -147,6 +148,51 @@ def _optimizer_bytes(trainer: "Trainer") -> int:
             if trainer.chunks[0].config.params_dtype != torch.float32:
                 total += parameter.nbytes
     return total
+
+
+def weigh_sampling(
+    _rank: int, layout: Layout, config: dict[str, Any], spec: JobSpec
+) -> tuple[int, int, int]:
+    """Bytes of a sampling copy, of its matrices once more, and of the keys and values of sequences
+    that are as long as they can be."""
+    from algorithms.protocols import Sampling
+    from megatron_backend.generation import cpu_engine, decoder_weights
+    from megatron_backend.generation.kv_cache import KeyValueCache
+    from megatron_backend.generation.matrices import Matrix
+    from megatron_backend.models.build import build_model
+    from megatron_backend.models.tensors import RandomTensors
+    from megatron_backend.models.weights import load_weights
+    from service.spec.model_config import ModelConfig
+
+    packed, caches = [], []
+
+    class Noted(Matrix):
+        def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+            super().__init__(weight, bias)
+            packed.append(weight.nbytes)
+
+    class Kept(KeyValueCache):
+        def __init__(self, **sizes: Any) -> None:
+            super().__init__(**sizes)
+            caches.append(sum(layer.nbytes for layer in self.layers))
+
+    model_config = ModelConfig.from_hf(config)
+    [model] = build_model(model_config, layout)
+    load_weights([model], model_config, RandomTensors(model_config, 1))
+    length, new = spec.training.max_length, 4
+    rows = spec.training.global_batch_size
+    prompts = full_batch(rows, length - new, config["vocab_size"]).tokens.tolist()
+    engine = cpu_engine.CpuEngine(model, model_config, stop_token_ids=[], max_length=length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_weights, "Matrix", Noted)
+        patch.setattr(cpu_engine, "KeyValueCache", Kept)
+        engine.generate(
+            prompts,
+            range(rows),
+            Sampling(temperature=1.0, max_new_tokens=new, seed=1),
+            weight_version=1,
+        )
+    return sum(p.nbytes for p in model.parameters()), sum(packed), max(caches)
 
 
 def engine_limits(_rank: int) -> tuple[int, float]:

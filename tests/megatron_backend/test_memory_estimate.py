@@ -12,7 +12,7 @@ from service.spec.model_config import ModelConfig
 from service.validation import activations
 from service.validation.memory import CPU_CACHE_BYTES, estimate
 from service.validation.planner import CACHE_SHARE
-from tests.megatron_backend.memory_runs import Weighed, engine_limits, weigh
+from tests.megatron_backend.memory_runs import Weighed, engine_limits, weigh, weigh_sampling
 from tests.megatron_backend.ranks import Ranks
 
 DENSE: dict[str, Any] = {
@@ -107,6 +107,29 @@ def test_the_formulas_are_within_a_tenth_of_what_is_measured(
             for name in ("gradients", "optimizer", "activations"):
                 ratio = getattr(formula, name) / getattr(found, name)
                 assert 0.9 < ratio < 1.1, (name, ratio, *case)
+
+
+@pytest.mark.parametrize("config", [DENSE, GEMMA, EXPERTS], ids=["dense", "gemma", "experts"])
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, sequence_parallel=True)], ids=str)
+def test_what_sampling_takes_is_what_it_has(
+    ranks: Ranks, layout: Layout, config: dict[str, Any]
+) -> None:
+    spec = JobSpec.model_validate(
+        {
+            "name": "a",
+            "model": {"path": "tiny"},
+            "algorithm": {"type": "grpo", "group_size": 4},
+            "environment": {"id": "tools/calculator"},
+            "training": {"steps": 1, "global_batch_size": 16, "max_length": 64},
+            "parallel": {"tp": layout.tp, "sequence_parallel": layout.sequence_parallel},
+            "rollout": {"layout": {"tp": layout.tp}},
+        }
+    )
+    (formula,) = estimate(spec, ModelConfig.from_hf(config), layout)
+    for weights, packed, cache in ranks.run(layout, weigh_sampling, layout, config, spec):
+        assert formula.rollout_weights == weights
+        assert formula.packed_weights == packed
+        assert formula.kv_cache == cache
 
 
 def test_logits_are_cut_as_the_workers_cut_them() -> None:

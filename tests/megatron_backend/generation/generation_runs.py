@@ -16,13 +16,13 @@ from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import read_config
 
 
-def trained_model(folder: Path, layout: Layout) -> Any:
+def trained_model(folder: Path, layout: Layout, dtype: torch.dtype = torch.float32) -> Any:
     """This rank's part of a saved model, in the training layout."""
     from megatron_backend.models.build import build_model
     from megatron_backend.models.weights import load_weights
 
     config = ModelConfig.from_hf(read_config(folder))
-    [model] = build_model(config, layout)
+    [model] = build_model(config, layout, dtype=dtype)
     load_weights([model], config, SafetensorsFolder(folder))
     return model.eval()
 
@@ -59,6 +59,18 @@ def sync_and_generate(
     share = layout.share(len(prompts), layout.coordinates(rank).dp)
     mine = [prompts[index] for index in share]
     return [generator.generate(mine, share, sampling) for sampling in samplings]
+
+
+def generate_in_bf16(
+    _rank: int, folder: Path, prompts: Sequence[Sequence[int]], sampling: Sampling
+) -> list[Completion]:
+    """Completions by a model in bf16."""
+    from megatron_backend.generation.cpu_engine import CpuEngine
+
+    model = trained_model(folder, Layout(), dtype=torch.bfloat16)
+    config = ModelConfig.from_hf(read_config(folder))
+    engine = CpuEngine(model, config, stop_token_ids=[], max_length=64)
+    return engine.generate(prompts, range(len(prompts)), sampling, weight_version=1)
 
 
 def merged(layout: Layout, shares: list[list[list[Completion]]]) -> list[list[Completion]]:

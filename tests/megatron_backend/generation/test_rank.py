@@ -10,6 +10,7 @@ from algorithms.protocols import Sampling
 from megatron_backend.training.shares import gather_rows
 from service.spec.layout import Layout
 from tests.megatron_backend.generation.generation_runs import (
+    generate_in_bf16,
     merged,
     ragged_prompts,
     sync_and_generate,
@@ -21,6 +22,7 @@ from tests.megatron_backend.small_models import CONFIGS, save_random
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12, seed=0)
 SAMPLED = Sampling(temperature=1.0, max_new_tokens=12, seed=11)
 COOL = Sampling(temperature=0.5, max_new_tokens=12, seed=11)
+BF16_ROUNDING = 0.02
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -103,3 +105,45 @@ def test_draws_do_not_depend_on_the_layout(
         assert one.stop_reason == other.stop_reason
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
     assert len({tuple(one.token_ids) for one in expected[0][:3]}) > 1, "copies must differ"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("qwen2", {"num_key_value_heads": 1}),
+        ("qwen3", {"num_key_value_heads": 1}),
+        ("gemma2", {}),
+        ("mixtral", {}),
+    ],
+    ids=["one-key-head", "one-normed-key-head", "norms-behind", "experts"],
+)
+def test_two_ranks_of_a_decoder_are_one(
+    ranks: Ranks, tmp_path: Path, name: str, changes: dict[str, int]
+) -> None:
+    save_random(name, tmp_path, **changes)
+    prompts, samplings = ragged_prompts(4, 9, 6), [SAMPLED, GREEDY]
+    found = []
+    for train_layout, layout in ((Layout(), Layout()), (Layout(dp=2), Layout(tp=2))):
+        shares = ranks.run(
+            train_layout, sync_and_generate, tmp_path, train_layout, layout, prompts, samplings
+        )
+        found.append(list(chain(*merged(layout, shares))))
+    for one, other in zip(*found, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "gemma2", "mixtral"])
+def test_in_bf16_log_probs_are_those_of_the_weights_but_for_rounding(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    """Of the same weights in fp32, by transformers."""
+    reference = save_random(name, tmp_path, initializer_range=0.05).bfloat16().float()
+    prompts = ragged_prompts(3, 11, 7)
+    [completions] = ranks.run(Layout(), generate_in_bf16, tmp_path, prompts, SAMPLED)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        whole = torch.tensor([[*prompt, *completion.token_ids]])
+        with torch.no_grad():
+            logits = reference(whole).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, whole[0, len(prompt) :, None])[:, 0]
+        assert torch.tensor(completion.log_probs) == pytest.approx(expected, abs=BF16_ROUNDING)

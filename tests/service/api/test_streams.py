@@ -204,18 +204,23 @@ def test_streams_need_a_key_too(ended: tuple[RunningService, str]) -> None:
 def test_a_stream_ends_soon_after_its_key_was_revoked(
     new_service: NewService, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
+    """And that of a key which was not goes on to the job's end."""
     monkeypatch.setattr(streams, "KEY_SECONDS", 0.2)
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 60.0)  # else no read times out
     service = new_service(behaviours=("wait", "succeed"), capacity=1)
     job = service.submit()["id"]
     service.wait_for(job, JobState.RUNNING)
     secret = new_key()
     key = service.store.keys.add("guest", hash_secret(secret))
+    address = f"/v1/jobs/{job}/{path}"
     headers = SSE | {"authorization": f"Bearer {secret}"}
-    with service.anonymous.stream(
-        "GET", f"/v1/jobs/{job}/{path}", headers=headers, timeout=30
-    ) as response:
-        pieces = response.iter_bytes()
-        next(pieces)  # it is open
+    with (
+        service.http.stream("GET", address, headers=SSE) as other,
+        service.anonymous.stream("GET", address, headers=headers, timeout=30) as response,
+    ):
+        pieces, others = response.iter_bytes(), other.iter_bytes()
+        next(pieces), next(others)  # both are open
         service.store.keys.revoke(key.id)
         assert b"event: end" not in b"".join(pieces), "the job goes on"
-    assert service.store.jobs.get(job).state is JobState.RUNNING
+        (service.settings.jobs_dir / job / "go").touch()
+        assert b"event: end" in b"".join(others)

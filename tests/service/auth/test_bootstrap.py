@@ -27,7 +27,7 @@ def start(store: Store, tmp_path: Path, key: str | None = None) -> str | None:
 
 def words(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What these functions logged; threads of other tests may be at work still."""
-    return [each.getMessage() for each in caplog.records if each.name.startswith("service.")]
+    return [each.getMessage() for each in caplog.records if each.name == "service.auth.bootstrap"]
 
 
 def test_the_first_start_makes_a_key_and_later_ones_none(

@@ -76,6 +76,16 @@ def test_sampling_and_a_reference_cost_a_copy_each() -> None:
     assert rank.reference_weights == rank.weights
 
 
+def test_while_it_samples_on_a_cpu_in_fp32_matrices_are_there_twice() -> None:
+    (rank,) = estimate(spec(online=True), SHAPE, Layout())
+    assert rank.packed_weights == 4 * (2 * (608 - 16) + 256)  # without norms; a tied output too
+    while_sampling = rank.packed_weights + rank.kv_cache
+    assert rank.total == rank.resident + max(while_sampling, rank.activations + rank.logits)
+    (half,) = estimate(spec(online=True, precision={"dtype": "bf16"}), SHAPE, Layout())
+    assert half.packed_weights == 0
+    assert estimate(spec(), SHAPE, Layout())[0].packed_weights == 0
+
+
 VALUE = 2 * 608 + 256 + 8 + 8
 """Parameters of the model with a value head: layers, embedding, last norm, head."""
 
