@@ -13,8 +13,9 @@ of the backward pass, which is where the first layer's gradient is computed. Eva
 nothing. Where a layer is recomputed, it gets the scales of the pass that it repeats, and is not
 counted twice.
 
-Filler behind packed rows is a copy of the beginning of a row (`training.sequence`), so it adds no
-value to a maximum that was not there already, and has no gradient.
+Filler of packed rows is a copy of the beginning of a row (`training.sequence`), or 0
+(`models.packing`). So it adds no value to a maximum that was not there already, and has no
+gradient.
 """
 
 from collections import deque

@@ -21,6 +21,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron_backend.fp8_emulation import emulate
 from megatron_backend.models.gemma import adapt_model
 from megatron_backend.models.layer_spec import block_spec
+from megatron_backend.models.packing import blank_filler
 from megatron_backend.models.rope import inverse_frequencies
 from megatron_backend.models.router import drop_probabilities
 from megatron_backend.models.value_head import ValueHead
@@ -103,8 +104,10 @@ def build_model(
             # The last layer goes, and with it a cap on its logits.
             model.output_layer = ValueHead(model)
         drop_probabilities(model)
-        if fp8 is not None and not torch.cuda.is_available():
-            emulate(model, fp8)
+        if fp8 is not None:
+            blank_filler(model)
+            if not torch.cuda.is_available():
+                emulate(model, fp8)
         chunks.append(model.to(device=device(), dtype=dtype))
     return chunks
 

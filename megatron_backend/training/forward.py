@@ -131,9 +131,9 @@ def run(
 
     def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[Tensor, Any]:
         micro = next(iterator)
-        packed = None
-        if micro.stream.sequences is not None and micro.stream.positions is not None:
-            packed = packed_sequences(micro.stream.sequences, micro.stream.positions)
+        packed, stream = None, micro.stream
+        if stream.sequences is not None and stream.positions is not None:
+            packed = packed_sequences(stream.sequences, stream.positions, stream.blank)
 
         def loss(outputs: Any) -> tuple[Tensor, Tensor, Any]:
             scalar, value = finish(outputs, micro)

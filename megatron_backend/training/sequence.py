@@ -13,9 +13,10 @@ A model sees a grid of slots: [R, T] where rows are padded, [1, N] where they li
 Sequence parallelism cuts the slots once more; hidden states are gathered from it before any slot is
 looked up, so it does not appear here.
 
-Filler behind the last packed row repeats the beginning of a real row, as a sequence of its own.
-Attention is causal, so its activations are copies of that row's: no maximum that an FP8 recipe
-takes over a tensor is moved by it, and nothing is predicted from it.
+No maximum that an FP8 recipe takes over a tensor is moved by filler of a packed stream, and nothing
+is predicted from it. Behind the last row it repeats the beginning of a real row, as a sequence of
+its own: attention is causal, so its activations are copies of that row's. Inside a row, and where
+there is no row, nothing can be copied; such slots are `blank`, and models with FP8 keep them at 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,12 +75,15 @@ class Stream:
             context-parallel ranks; None where rows are padded.
         positions: [N] int64, the place of each of this rank's slots in its own sequence; None
             where rows are padded.
+        blank: [N] bool, filler that is no copy of a real token at its place; None where there is
+            none, or rows are padded.
     """
 
     tokens: Tensor
     source: Tensor
     sequences: tuple[int, ...] | None = None
     positions: Tensor | None = None
+    blank: Tensor | None = None
 
     @property
     def filler(self) -> Tensor:
@@ -111,11 +115,15 @@ def lay_out(batch: Batch, cut: Cut) -> Stream:
         source = source.view(len(pieces), -1).t().flatten()
         return Stream(tokens=grid, source=source)
     positions = torch.cat([local_slots(torch.arange(piece.slots), cut) for piece in pieces])
+    blank = None
+    if any(piece.length < piece.slots for piece in pieces):
+        blank = torch.cat([local_slots(piece.blank(), cut) for piece in pieces]).to(source.device)
     return Stream(
         tokens=tokens.unsqueeze(0),
         source=source,
         sequences=tuple(piece.slots for piece in pieces),
         positions=positions.to(source.device),
+        blank=blank,
     )
 
 
@@ -136,6 +144,10 @@ class _Piece:
             return places
         return torch.where((index < self.length) & self.counts, places, filler)
 
+    def blank(self) -> Tensor:
+        """[slots] bool: which of them are no token of `row`, at no matter which place."""
+        return torch.arange(self.slots) >= self.length
+
 
 def _padded_pieces(lengths: Sequence[int], cut: Cut) -> Iterator[_Piece]:
     longest = _up(max(lengths, default=1), cut.factor)
@@ -153,7 +165,7 @@ def _packed_pieces(lengths: Sequence[int], cut: Cut) -> Iterator[_Piece]:
         yield piece
     missing = _up(max(total, 1), cut.factor) - total
     if not lengths:
-        yield _Piece(row=0, length=missing, slots=missing, counts=False)
+        yield _Piece(row=0, length=0, slots=missing, counts=False)
         return
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     while missing:

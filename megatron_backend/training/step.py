@@ -100,6 +100,7 @@ class Trainer:
         *,
         learning_rate: float,
         norm_limit: float = math.inf,
+        loss_limit: float = math.inf,
     ) -> StepShare:
         """Forward, loss, backward, clip, and one optimizer step unless something is not finite.
 
@@ -108,12 +109,13 @@ class Trainer:
             normalizer: of the whole step.
             learning_rate: of this step.
             norm_limit: the step is not taken where the gradient norm is above it.
+            loss_limit: nor where the loss is above this one.
         """
         self._set_training(True)
         self._tokens = int(batch.lengths.sum())
         loss, sums, norm = self._gradient(batch, normalizer)
         finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite and norm <= norm_limit:
+        if finite and norm <= norm_limit and loss <= loss_limit:
             optimizer.set_learning_rate(self.optimizer, learning_rate)
             optimizer.take_step(self.optimizer, norm)
         return StepShare(loss=loss, gradient_norm=norm, finite=finite, sums=sums)

@@ -1,8 +1,10 @@
 """What the ranks do in tests of FP8: train with a recipe, and tell what the layers saw."""
 
 import dataclasses
+from math import nan
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -92,6 +94,52 @@ def train_padded(_rank: int, aligned: bool) -> tuple[float, Any]:
     trainer = trainer_with(spec, Layout(), aligned=aligned)
     batch = random_batch(rows=3, length=11)
     return steps(trainer, [batch])[0], memory(trainer)
+
+
+def train_with_loud_filler(
+    _rank: int, layout: Layout, name: str, recompute: str, rows: int
+) -> list[tuple[list[float], Any, int]]:
+    """Two steps' losses with delayed scaling, what the layers saw, and how many slots were blank:
+    with the filler that rows get, and with a token in its place that no row has, of which attention
+    gives no numbers."""
+    from megatron_backend.training import micro_batch
+
+    loud, lay_out, results = 100, micro_batch.lay_out, []
+    given = [random_batch(seed=seed, rows=rows, length=11, vocab=loud) for seed in (3, 4)]
+    for louder in (False, True):
+        blanks = 0
+
+        def with_filler(batch: Batch, cut: Any, louder: bool = louder) -> Any:
+            nonlocal blanks
+            stream = lay_out(batch, cut)
+            if stream.blank is None:
+                return stream
+            blanks += int(stream.blank.sum())
+            tokens = stream.tokens.masked_fill(stream.blank, loud) if louder else stream.tokens
+            return dataclasses.replace(stream, tokens=tokens)
+
+        spec = Fp8Spec(recipe="delayed", amax_history=4)
+        trainer = trainer_with(spec, layout, name=name, recompute=recompute)
+        if louder:
+            lose_filler(trainer)
+        with mock.patch.object(micro_batch, "lay_out", with_filler):
+            losses = steps(trainer, given)
+        results.append((losses, memory(trainer), blanks))
+    return results
+
+
+def lose_filler(trainer: Any) -> None:
+    """What attention gives in blank slots is NaN, before anything else looks at it."""
+    for chunk in trainer.model:
+        for layer in chunk.decoder.layers:
+            attention = layer.self_attention.core_attention
+
+            def lossy(*args: Any, _forward: Any = attention.forward, **kwargs: Any) -> torch.Tensor:
+                output: torch.Tensor = _forward(*args, **kwargs)
+                blank = kwargs["packed_seq_params"].blank
+                return output if blank is None else output.index_fill(0, blank.nonzero()[:, 0], nan)
+
+            attention.forward = lossy
 
 
 def evaluate_and_reload(_rank: int) -> tuple[bool, bool, list[str]]:

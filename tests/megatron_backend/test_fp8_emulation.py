@@ -14,6 +14,7 @@ from tests.megatron_backend.fp8_runs import (
     train_delayed,
     train_padded,
     train_recipes,
+    train_with_loud_filler,
 )
 from tests.megatron_backend.ranks import Ranks
 
@@ -90,6 +91,45 @@ def test_e11_filler_reaches_neither_loss_nor_maxima(ranks: Ranks) -> None:
     assert padded_loss == pytest.approx(loss, rel=1e-6)
     for name, state in memory.items():
         assert torch.allclose(padded[name], state, rtol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "recompute", "rows"),
+    [
+        (Layout(cp=2), "qwen3", "none", 2),
+        (Layout(cp=2), "qwen2", "selective", 2),
+        (Layout(cp=2, ep=2), "qwen3_moe", "full", 2),
+        (Layout(dp=2), "qwen3", "none", 1),
+        pytest.param(
+            Layout(tp=2, cp=2, sequence_parallel=True),
+            "qwen3_moe",
+            "none",
+            2,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(Layout(pp=2, cp=2), "qwen3", "full", 2, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: str(value).replace(" ", ""),
+)
+def test_e11_filler_that_copies_nothing_reaches_no_maximum(
+    ranks: Ranks, layout: Layout, name: str, recompute: str, rows: int
+) -> None:
+    """Inside rows, where context parallelism cuts them, and on a rank that has no row."""
+    parts = ranks.run(layout, train_with_loud_filler, layout, name, recompute, rows)
+    assert any(plain[2] for plain, _ in parts)
+    for (losses, memory, _), (loud_losses, loud, _) in parts:
+        assert loud_losses == losses
+        for layer, state in memory.items():
+            assert torch.equal(loud[layer], state), layer
+    # One process sees the same, where it cuts the step into as many micro-batches.
+    if name == "qwen3" and layout.pp == 1:
+        [((losses, memory, _), _)] = ranks.run(
+            Layout(), train_with_loud_filler, Layout(), name, recompute, rows
+        )
+        for (of_layout, found, _), _ in parts:
+            assert of_layout == pytest.approx(losses, rel=1e-3)
+            for layer, state in found.items():
+                torch.testing.assert_close(state, memory[layer], rtol=0.05, atol=0)
 
 
 def test_evaluations_leave_no_trace_and_checkpoints_bring_the_memory_back(ranks: Ranks) -> None:

@@ -65,10 +65,19 @@ def test_every_token_has_one_slot_and_every_rank_equally_many_e09_e11(
         held = part.source >= 0
         assert torch.equal(slots[held], batch.tokens.flatten()[part.source[held]])
         assert torch.equal(part.filler, ~held.view(part.tokens.shape[::-1]).t())
+        if part.positions is not None:
+            check_filler(part, part.positions)
         local = part.tokens.shape[1]
         shards = layout.tp if layout.sequence_parallel else 1
         assert local % shards == 0
         assert local // shards % aligned == 0
+
+
+def check_filler(part: Stream, positions: Tensor) -> None:
+    """What is not blank is a row's token at the place of that token; what is real is not blank."""
+    blank = part.blank if part.blank is not None else torch.zeros_like(part.source, dtype=bool)
+    assert not (blank & (part.source >= 0)).any()
+    assert torch.equal(part.tokens[0][~blank] % 100, positions[~blank])
 
 
 @settings(deadline=None, max_examples=40)
@@ -98,6 +107,8 @@ def test_positions_and_filler_of_a_packed_stream() -> None:
     assert second.source[:6].tolist() == [1, 2, 7, 8, 9, -1]
     assert first.tokens[0, 6:10].tolist() == repeated[:2] + repeated[6:]
     assert not (first.source[6:] >= 0).any()
+    assert first.blank is not None
+    assert first.blank.nonzero().flatten().tolist() == [1, 4, 5, 8, 9, 12, 13]
     assert first.positions is not None
     assert first.positions.tolist() == [0, 3, *[0, 1, 6, 7] * 3, 0, 3]
 
@@ -114,6 +125,8 @@ def test_a_batch_without_rows_is_filler(packing: bool) -> None:
     part = lay_out(some_batch([]), Cut(packing=packing, factor=4))
     assert part.tokens.tolist() == [[0, 0, 0, 0]]
     assert part.filler.all()
+    assert part.blank is None or part.blank.all()
+    assert (part.blank is not None) == packing
 
 
 def megatrons_slots(_rank: int, lengths: list[int], cp: int) -> list[tuple[Tensor, Tensor]]:
