@@ -106,6 +106,8 @@ def start_service(
     catalogue: Catalogue,
     behaviours: Sequence[str] = (),
     capacity: int = 0,
+    gpus: int | None = None,
+    capability: tuple[int, int] | None = None,
     **settings: Any,
 ) -> RunningService:
     """Starts a service.
@@ -116,6 +118,8 @@ def start_service(
         catalogue: of environments.
         behaviours: what the test driver does in each attempt.
         capacity: jobs at once; with 0 they stay in the queue.
+        gpus: of this machine; null counts them.
+        capability: their CUDA compute capability.
         settings: others.
     """
     listener = socket.socket()
@@ -133,7 +137,9 @@ def start_service(
         }
     )
     command = (sys.executable, "-I", "-S", str(DRIVER), *behaviours)
-    launcher = LocalLauncher(known.jobs_dir, capacity=capacity, command=command)
+    launcher = LocalLauncher(
+        known.jobs_dir, capacity=capacity, gpus=gpus, capability=capability, command=command
+    )
     app = create_app(known, launchers={"local": launcher}, catalogue=catalogue)
     config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,58 @@ def test_every_fault_of_a_document_comes_at_once(service: RunningService) -> Non
     assert all(e["fix"] for e in errors)
     fixes = {e["field"]: e["fix"] for e in errors}
     assert fixes["resources.cluster"] == "use one of: local"
+
+
+@pytest.fixture
+def hopper(new_service: Callable[..., RunningService]) -> RunningService:
+    """A service on a machine with eight Hopper GPUs."""
+    return new_service(gpus=8, capability=(9, 0))
+
+
+def test_fp8_that_cards_or_layers_cannot_compute_is_refused(
+    hopper: RunningService, model_root: Path
+) -> None:
+    write_model(model_root / "wide", hidden_size=512, intermediate_size=1024)
+    document = hopper.job_document(
+        model={"path": "wide"}, resources={"gpus_per_node": 8}, parallel={"tp": 2}
+    )
+
+    def errors(dtype: str = "bf16", **settings: Any) -> list[dict[str, str]]:
+        precision = {"dtype": dtype, "fp8": settings}
+        return refused(hopper, document | {"precision": precision})
+
+    assert errors(recipe="mxfp8") == [
+        {
+            "field": "precision.fp8.recipe",
+            "message": "mxfp8 needs compute capability 10.0 (Blackwell), and the GPUs of local "
+            "have 9.0",
+            "fix": "use one of: delayed, tensorwise, blockwise",
+        }
+    ]
+    (border,) = errors(recipe="delayed", first_last_bf16_layers=1)
+    assert border["field"] == "precision.fp8.first_last_bf16_layers"
+    (dtype,) = errors(dtype="fp32", recipe="tensorwise")
+    assert (dtype["field"], dtype["fix"]) == ("precision.dtype", "use bf16 or fp16, or fp8: null")
+    document |= {"model": {"path": "tiny"}, "parallel": {"tp": 4}}
+    (sides,) = errors(recipe="tensorwise")
+    assert sides == {
+        "field": "precision.fp8.recipe",
+        "message": "tensorwise takes matrices whose sides are multiples of 16 on each rank, and "
+        "with tp = 4 there are intermediate_size / tp = 24",
+        "fix": "use a lower tp, another recipe (tensorwise takes multiples of 16), or fp8: null",
+    }
+
+
+def test_fp8_that_the_cards_compute_is_accepted(hopper: RunningService, model_root: Path) -> None:
+    write_model(model_root / "wide", hidden_size=512, intermediate_size=1024)
+    document = hopper.job_document(model={"path": "wide"}, resources={"gpus_per_node": 8})
+    for recipe in ("delayed", "tensorwise", "blockwise"):
+        sent = document | {"precision": {"dtype": "bf16", "fp8": {"recipe": recipe}}}
+        plan = hopper.http.post("/v1/jobs:plan", json=sent)
+        assert plan.status_code == 200, plan.text
+    job = hopper.http.post("/v1/jobs", json=sent)
+    assert job.status_code == 201, job.text
+    assert job.json()["resolved_spec"]["precision"]["fp8"]["recipe"] == "blockwise"
 
 
 @pytest.mark.parametrize(
