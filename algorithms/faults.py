@@ -1,4 +1,4 @@
-"""What becomes of a step that goes wrong: a loss that is no number, a gradient out of all measure.
+"""What becomes of a step that goes wrong: a loss that is no number, or one out of all measure.
 
 Such a step is not taken, so nothing has changed, and the same step can be run again. That tells two
 causes apart: if the second run is well, the first was a fault of the hardware or of a race, and the
@@ -12,7 +12,7 @@ that is killed and resumed judges as one that is not.
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -63,31 +63,47 @@ class StepGuard:
 
     Attributes:
         left_out: steps that are not trained.
+
+    Args:
+        spec: the job's policies.
+        losses: whether losses are judged too; see `AlgorithmSpec.comparable_loss`.
     """
 
-    def __init__(self, spec: FaultSpec) -> None:
+    def __init__(self, spec: FaultSpec, *, losses: bool = False) -> None:
         self._spec = spec
         self._norms: deque[float] = deque(maxlen=spec.spike_window)
+        self._losses: deque[float] = deque(maxlen=spec.spike_window if losses else 0)
         self.left_out: set[int] = set()
 
     @property
     def norm_limit(self) -> float:
         """The largest gradient norm that is no spike; infinite where nothing is one."""
-        if self._spec.on_spike == "ignore" or len(self._norms) < self._spec.spike_window:
+        return self._limit(self._norms, self._spec.spike_factor)
+
+    @property
+    def loss_limit(self) -> float:
+        """The largest loss that is no spike; infinite where nothing is one."""
+        return self._limit(self._losses, self._spec.spike_loss_factor)
+
+    def _limit(self, usual: Collection[float], factor: float) -> float:
+        if self._spec.on_spike == "ignore" or len(usual) < self._spec.spike_window:
             return math.inf
-        return self._spec.spike_factor * statistics.median(self._norms)
+        return factor * statistics.median(usual)
 
     def fault(self, result: StepResult) -> Fault | None:
-        """What is wrong with a step that was tried under `norm_limit`."""
+        """What is wrong with a step that was tried under `norm_limit` and `loss_limit`."""
         if not result.finite:
             return Fault.NOT_FINITE
-        return Fault.SPIKE if result.gradient_norm > self.norm_limit else None
+        usual = result.gradient_norm <= self.norm_limit and result.loss <= self.loss_limit
+        return None if usual else Fault.SPIKE
 
     def took(self, result: StepResult) -> None:
         """A step was taken. One without a gradient had nothing to learn from, as a batch of groups
-        without spread; it says nothing of what is usual."""
+        without spread; it says nothing of what is usual. Nor does a loss of 0."""
         if result.gradient_norm > 0:
             self._norms.append(result.gradient_norm)
+        if result.loss > 0:
+            self._losses.append(result.loss)
 
     def policy(self, refused: StepRefused) -> Literal["skip", "rewind"]:
         """What to do about a step that is not taken, which is left out from now on.
@@ -119,12 +135,19 @@ class StepGuard:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON values."""
-        return {"norms": list(self._norms), "left_out": sorted(self.left_out)}
+        return {
+            "norms": list(self._norms),
+            "losses": list(self._losses),
+            "left_out": sorted(self.left_out),
+        }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Goes on from what `state` returned; None from the start."""
         self._norms.clear()
         self._norms.extend(state["norms"] if state else ())
+        self._losses.clear()
+        # Checkpoints from before losses were judged have none.
+        self._losses.extend(state.get("losses", ()) if state else ())
         self.left_out = set(state["left_out"] if state else ())
 
 

@@ -122,9 +122,10 @@ class Loop:
     _progress_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.guard = StepGuard(self.context.spec.faults)
+        spec = self.context.spec
+        self.guard = StepGuard(spec.faults, losses=spec.algorithm.comparable_loss)
         self._updates = Updates(
-            self.context.spec,
+            spec,
             self.algorithm,
             self.workers,
             self.guard,

@@ -32,7 +32,7 @@ class StepResult:
         metrics: the algorithm's own, over the whole batch (means of `LossOutput.sums`); an engine
             may add how fast it was.
         finite: False where loss or gradient norm is NaN or infinite; the step was then not taken,
-            nor is one whose norm is above the `norm_limit` that it was tried under.
+            nor is one whose norm or loss is above the limit that it was tried under.
         sums: what the algorithm's `metrics` are the means of, as (sum, count).
     """
 
@@ -53,11 +53,12 @@ class TrainEngine(Protocol):
         *,
         learning_rate: float,
         norm_limit: float = math.inf,
+        loss_limit: float = math.inf,
     ) -> StepResult:
         """Forward, the algorithm's loss, backward, clip and one optimizer step.
 
         The step is not taken, and nothing changes, where the loss or the gradient norm is not
-        finite or the norm is above `norm_limit`.
+        finite, the norm is above `norm_limit` or the loss above `loss_limit`.
         """
         ...
 
@@ -92,6 +93,7 @@ class Critic(Protocol):
         *,
         learning_rate: float,
         norm_limit: float = math.inf,
+        loss_limit: float = math.inf,
     ) -> StepResult:
         """As `TrainEngine.train_step`, with the algorithm's `value_loss`."""
         ...

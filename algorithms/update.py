@@ -43,7 +43,7 @@ class Updates:
     ) -> None:
         self._spec, self._algorithm, self._workers = spec, algorithm, workers
         self._guard, self._recorder, self._total_steps = guard, recorder, total_steps
-        # Its norms are in no checkpoint, so nothing may depend on them.
+        # Its norms and losses are in no checkpoint, so nothing may depend on them.
         calm = spec.faults.model_copy(update={"on_spike": "ignore"})
         self._critic_guard = StepGuard(calm)
 
@@ -105,7 +105,11 @@ class Updates:
         results = []
         for _ in range(2):
             result = engine.train_step(
-                batch, normalizer, learning_rate=rate, norm_limit=guard.norm_limit
+                batch,
+                normalizer,
+                learning_rate=rate,
+                norm_limit=guard.norm_limit,
+                loss_limit=guard.loss_limit,
             )
             results.append(result)
             fault = guard.fault(result)

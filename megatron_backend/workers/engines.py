@@ -48,6 +48,7 @@ class _RayModel:
         *,
         learning_rate: float,
         norm_limit: float = math.inf,
+        loss_limit: float = math.inf,
     ) -> StepResult:
         """One optimizer step over the whole batch."""
         began = time.monotonic()
@@ -57,6 +58,7 @@ class _RayModel:
             normalizer,
             learning_rate=learning_rate,
             norm_limit=norm_limit,
+            loss_limit=loss_limit,
         )
         for message in self._stragglers.see(self._group.own_seconds):
             self._warn(f"{self._what}{message}")

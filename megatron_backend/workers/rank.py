@@ -128,10 +128,15 @@ class RankWorker:
         *,
         learning_rate: float,
         norm_limit: float = math.inf,
+        loss_limit: float = math.inf,
     ) -> StepShare:
         """One optimizer step on the whole batch; see `Trainer.train_step`."""
         return self.trainer.train_step(
-            batch, normalizer, learning_rate=learning_rate, norm_limit=norm_limit
+            batch,
+            normalizer,
+            learning_rate=learning_rate,
+            norm_limit=norm_limit,
+            loss_limit=loss_limit,
         )
 
     def train_critic(
@@ -141,10 +146,15 @@ class RankWorker:
         *,
         learning_rate: float,
         norm_limit: float = math.inf,
+        loss_limit: float = math.inf,
     ) -> StepShare:
         """One optimizer step of the critic; see `Trainer.train_step`."""
         return self.critic.train_step(
-            batch, normalizer, learning_rate=learning_rate, norm_limit=norm_limit
+            batch,
+            normalizer,
+            learning_rate=learning_rate,
+            norm_limit=norm_limit,
+            loss_limit=loss_limit,
         )
 
     def values(self, batch: Batch) -> RowShare | None:

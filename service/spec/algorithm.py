@@ -79,6 +79,13 @@ class AlgorithmSpec(SpecModel):
         return 1
 
     @property
+    def comparable_loss(self) -> bool:
+        """Whether one step's loss can be set beside another's. It can where it is a likelihood, a
+        preference or a divergence, which is never below 0; a policy gradient's hovers around 0,
+        and how large it is says nothing."""
+        return False
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether log-probs of the model as the job started are needed."""
         return False

@@ -32,9 +32,12 @@ class FaultSpec(SpecModel):
     """A step whose loss or gradient is no number: fail, leave it out, or go back to the last
     checkpoint and leave its batch out."""
     on_spike: Literal["ignore", "stop", "skip", "rewind"] = "ignore"
-    """A step whose gradient norm is a spike; as `on_nan`."""
+    """A step whose gradient norm or loss is a spike; as `on_nan`."""
     spike_factor: Annotated[float, Field(gt=1)] = 10.0
     """A gradient norm of this many times the median of the last `spike_window` is a spike."""
+    spike_loss_factor: Annotated[float, Field(gt=1)] = 5.0
+    """A loss of this many times the median of the last `spike_window` is a spike; of likelihoods,
+    preferences and divergences, and never of a policy gradient, whose loss hovers around 0."""
     spike_window: Annotated[int, Field(ge=2, le=10_000)] = 32
     """How many steps the median is taken over; until there are so many, nothing is a spike."""
     max_skipped: Annotated[int, Field(ge=1, le=10_000)] = 5

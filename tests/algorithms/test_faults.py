@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from algorithms.errors import JobFailure
 from algorithms.faults import Fault, StepGuard, StepRefused
 from algorithms.protocols import StepResult
-from service.spec import FaultSpec, Reason
+from service.spec import FaultSpec, Reason, algorithm_specs
 
 NORMS = st.floats(min_value=1e-6, max_value=1e6)
 
@@ -21,8 +21,8 @@ def result(norm: float, loss: float = 1.0) -> StepResult:
     return StepResult(loss=loss, gradient_norm=norm, metrics={}, finite=finite)
 
 
-def guard(**fields: Any) -> StepGuard:
-    return StepGuard(FaultSpec.model_validate(fields))
+def guard(*, losses: bool = False, **fields: Any) -> StepGuard:
+    return StepGuard(FaultSpec.model_validate(fields), losses=losses)
 
 
 def refused(step: int, fault: Fault = Fault.NOT_FINITE) -> StepRefused:
@@ -57,6 +57,41 @@ def test_steps_with_nothing_to_learn_from_are_not_what_is_usual() -> None:
     assert watch.fault(result(0.0)) is None
 
 
+def test_a_loss_that_jumps_with_a_usual_norm_is_a_spike_too() -> None:
+    watch = guard(losses=True, on_spike="skip", spike_loss_factor=4, spike_window=3)
+    for loss in (1.0, 2.0, 0.0, 30.0):  # one of 0 says nothing of what is usual
+        assert watch.loss_limit == math.inf
+        assert watch.fault(result(1.0, 1e30)) is None
+        watch.took(result(1.0, loss))
+    assert watch.loss_limit == 8.0
+    assert watch.fault(result(1.0, 8.0)) is None
+    assert watch.fault(result(1.0, 8.1)) is Fault.SPIKE
+    watch.took(result(1.0, 3.0))  # the first one leaves the window: 2, 30, 3
+    assert watch.loss_limit == 12.0
+
+
+@pytest.mark.parametrize(
+    ("losses", "on_spike"), [(False, "skip"), (True, "ignore")], ids=["incomparable", "ignored"]
+)
+def test_no_loss_is_a_spike_where_losses_are_not_judged(losses: bool, on_spike: str) -> None:
+    watch = guard(losses=losses, on_spike=on_spike, spike_window=2)
+    for _ in range(4):
+        watch.took(result(1.0, 1.0))
+    assert watch.loss_limit == math.inf
+    assert watch.fault(result(1.0, 1e30)) is None
+
+
+def test_losses_are_judged_of_all_but_policy_gradients_and_what_has_no_bound() -> None:
+    judged = {"sft", "dpo", "simpo", "orpo", "kto", "reward_model", "distillation"}
+    model = {"source": {"path": "/model"}}
+    fields = {"distillation": {"teacher_model": model}}
+    for name, spec in algorithm_specs().items():
+        found = spec.model_validate({"type": name, **fields.get(name, {})})
+        assert found.comparable_loss == (name in judged), name
+    robust = {"type": "dpo", "loss": "robust", "label_smoothing": 0.1}
+    assert not algorithm_specs()["dpo"].model_validate(robust).comparable_loss
+
+
 @given(norms=st.lists(NORMS, max_size=20), factor=st.floats(1.01, 100), window=st.integers(2, 8))
 def test_no_step_up_to_the_factor_times_the_smallest_of_the_window_is_a_spike(
     norms: list[float], factor: float, window: int
@@ -75,16 +110,23 @@ def test_no_step_up_to_the_factor_times_the_smallest_of_the_window_is_a_spike(
 def test_a_resumed_guard_judges_as_the_uninterrupted_one(
     norms: list[float], left_out: set[int]
 ) -> None:
-    whole = guard(on_spike="skip", spike_window=4)
+    def judgement(watch: StepGuard) -> tuple[float, float, set[int]]:
+        return watch.norm_limit, watch.loss_limit, watch.left_out
+
+    whole = guard(losses=True, on_spike="skip", spike_window=4)
     for norm in norms:
-        whole.took(result(norm))
+        whole.took(result(norm, 2 * norm))
     whole.left_out |= left_out
-    resumed = guard(on_spike="skip", spike_window=4)
+    resumed = guard(losses=True, on_spike="skip", spike_window=4)
     resumed.took(result(123.0))
-    resumed.restore(json.loads(json.dumps(whole.state())))
-    assert (resumed.norm_limit, resumed.left_out) == (whole.norm_limit, whole.left_out)
+    state = json.loads(json.dumps(whole.state()))
+    resumed.restore(state)
+    assert judgement(resumed) == judgement(whole)
+    del state["losses"]  # as in a checkpoint from before losses were judged
+    resumed.restore(state)
+    assert judgement(resumed) == (whole.norm_limit, math.inf, whole.left_out)
     resumed.restore(None)
-    assert (resumed.norm_limit, resumed.left_out) == (math.inf, set())
+    assert judgement(resumed) == (math.inf, math.inf, set())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -34,29 +34,38 @@ class Killed(Exception):
 
 class DyingPolicy(TinyPolicy):
     """Is killed in the middle of its update number `dies_at`, or never; updates of the numbers in
-    `breaks_at` are not taken, and those in `skips` train nothing."""
+    `breaks_at` are not taken, and those in `skips` train nothing. Its two copies of a tied weight
+    differ by `apart`."""
 
     dies_at: int | None = None
     breaks_at: Collection[int] = ()
-    spikes = False
+    spikes: Literal["norm", "loss"] | None = None
     skips: Collection[int] = ()
+    apart: float | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.limits: list[tuple[float, float]] = []
 
     def train_step(self, batch: Batch, normalizer: Normalizer, **kwargs: Any) -> StepResult:
         number = len(self.rates) + 1
+        self.limits.append((kwargs["norm_limit"], kwargs["loss_limit"]))
         if number in self.breaks_at or number in self.skips:
             self.rates.append(kwargs["learning_rate"])
-            norm = 1e9 if self.spikes else float("nan")
-            norm = 1.0 if number in self.skips else norm
-            return StepResult(
-                loss=1.0 if math.isfinite(norm) else norm,
-                gradient_norm=norm,
-                metrics={},
-                finite=math.isfinite(norm),
-            )
+            loss = norm = 1.0
+            if number in self.breaks_at:
+                loss, norm = {"norm": (1.0, 1e9), "loss": (1e9, 1.0)}.get(
+                    self.spikes or "", (math.nan, math.nan)
+                )
+            finite = math.isfinite(norm)
+            return StepResult(loss=loss, gradient_norm=norm, metrics={}, finite=finite)
         result = super().train_step(batch, normalizer, **kwargs)
         if len(self.rates) == self.dies_at:
             raise Killed
         return result
+
+    def tied_difference(self) -> float | None:
+        return self.apart
 
 
 def _context(spec: dict[str, Any], files: dict[str, str] | None = None) -> JobContext:
@@ -252,16 +261,19 @@ def test_a_passing_fault_is_told_and_changes_nothing(
     assert _timeless(recorder.of("metrics")) == _timeless(calm.of("metrics"))
 
 
-@pytest.mark.parametrize("field", ["on_nan", "on_spike"])
+@pytest.mark.parametrize("spikes", [None, "norm", "loss"])
 @pytest.mark.parametrize("policy", ["skip", "rewind"])
 def test_a_step_that_goes_wrong_is_left_out(
-    policy: str, field: str, tmp_path: Path, chatml: PreTrainedTokenizerFast
+    policy: str,
+    spikes: Literal["norm", "loss"] | None,
+    tmp_path: Path,
+    chatml: PreTrainedTokenizerFast,
 ) -> None:
     """The weights are those of a job whose batch of that step trains nothing."""
-    plan = {field: policy, "spike_window": 2}
+    plan = {"on_spike" if spikes else "on_nan": policy, "spike_window": 2}
     context = _with_faults(_sft(tmp_path, steps=6), **plan)
     sick, recorder = _policy(context, chatml), EventList()
-    sick.spikes = field == "on_spike"
+    sick.spikes = spikes
     sick.breaks_at = {5, 6}  # step 5, twice; the last checkpoint is of step 3
     run(context, _workers(sick, tmp_path / "c"), chatml, recorder)
     (warning,) = recorder.of("warning")
@@ -277,6 +289,34 @@ def test_a_step_that_goes_wrong_is_left_out(
     assert steps == [1, 2, 3, 4, *again, 5, 6]
     assert [m["data_start"] for m in recorder.of("metrics")[-2:]] == [16, 20]
     assert [m.get("left_out") for m in recorder.of("metrics")[-2:]] == [1, None]
+
+
+@pytest.mark.parametrize("type_", ["sft", "grpo"])
+def test_steps_are_tried_under_the_limits(
+    type_: str, tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    """Of losses only where one step's can be set beside another's; and a run in which nothing is a
+    spike is, to the bit, the one in which nobody looks."""
+    context = _sft(tmp_path, steps=3) if type_ == "sft" else _grpo(steps=3)
+    found, events = [], []
+    for faults in ({"on_spike": "stop", "spike_window": 2, "spike_factor": 50.0}, {}):
+        policy, recorder = _policy(context, chatml), EventList()
+        judged, folder = _with_faults(context, **faults), tmp_path / f"c{len(found)}"
+        if type_ == "sft":
+            run(judged, _workers(policy, folder), chatml, recorder)
+        else:
+            _letters_loop(judged, policy, chatml, folder, recorder, Letters()).run()
+        found.append(policy)
+        events.append(recorder.of("metrics"))
+    watched, calm = found
+    rows = events[0]
+    norm = 50.0 * (rows[0]["gradient_norm"] + rows[1]["gradient_norm"]) / 2
+    loss = 5.0 * (rows[0]["loss"] + rows[1]["loss"]) / 2 if type_ == "sft" else math.inf
+    assert watched.limits[:2] == calm.limits[:2] == [(math.inf, math.inf)] * 2
+    assert watched.limits[2] == (pytest.approx(norm), pytest.approx(loss))
+    assert calm.limits[2] == (math.inf, math.inf)
+    assert _same_weights(watched, calm)
+    assert _timeless(events[0]) == _timeless(events[1])
 
 
 class SlowCheckpoints(FolderCheckpoints):
@@ -357,6 +397,23 @@ def test_a_loop_that_lost_its_workers_goes_on_from_the_checkpoint(
     assert loop.run() == 8
     assert _same_weights(whole, policy)
     assert _timeless(recorder.of("metrics"))[-5:] == _timeless(calm.of("metrics"))[3:]
+
+
+@pytest.mark.parametrize(("apart", "told"), [(None, 0), (0.0, 0), (0.25, 2)])
+def test_e08_copies_of_a_tied_weight_are_compared_at_every_save(
+    apart: float | None, told: int, tmp_path: Path, chatml: PreTrainedTokenizerFast
+) -> None:
+    context = _sft(tmp_path, steps=7)  # saved at 3 and 6; the end is saved too, and not compared
+    policy, recorder = _policy(context, chatml), EventList()
+    policy.apart = apart
+    run(context, _workers(policy, tmp_path / "c"), chatml, recorder)
+    found = {m["data_end"] // 4: m.get("tied_difference") for m in recorder.of("metrics")}
+    assert found == {step: apart if step in (3, 6) else None for step in range(1, 8)}
+    warnings = [(step, data) for kind, step, data in recorder.events if kind == "warning"]
+    assert [step for step, _ in warnings] == [3, 6][:told]
+    for step, data in warnings:
+        assert data["message"].startswith(f"step {step}: the copies of the tied embedding")
+        assert "differ by up to 0.25" in data["message"]
 
 
 def test_a_job_that_is_told_to_end_finishes_its_step_and_saves(

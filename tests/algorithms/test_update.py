@@ -28,9 +28,15 @@ class Engine:
         self.broken = False
 
     def train_step(
-        self, batch: Batch, normalizer: Normalizer, *, learning_rate: float, norm_limit: float
+        self,
+        batch: Batch,
+        normalizer: Normalizer,
+        *,
+        learning_rate: float,
+        norm_limit: float,
+        loss_limit: float,
     ) -> StepResult:
-        assert norm_limit == math.inf
+        assert norm_limit == loss_limit == math.inf
         loss = math.nan if self.broken else 1.0
         self.taken.append((batch.tokens[:, 0].tolist(), normalizer.tokens, learning_rate))
         return StepResult(loss=loss, gradient_norm=loss, metrics={}, finite=not self.broken)

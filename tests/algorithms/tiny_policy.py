@@ -67,6 +67,7 @@ class TinyEngine(ABC):
         *,
         learning_rate: float,
         norm_limit: float = math.inf,
+        loss_limit: float = math.inf,
     ) -> StepResult:
         self.log.append("train")
         self.rates.append(learning_rate)
@@ -77,7 +78,7 @@ class TinyEngine(ABC):
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
         loss = float(output.loss.detach())
         finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite and norm <= norm_limit:
+        if finite and norm <= norm_limit and loss <= loss_limit:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()

@@ -36,6 +36,10 @@ class DistillationSpec(AlgorithmSpec):
     """How token losses become one number; `token-mean` divides by all trained tokens of a step."""
 
     @property
+    def comparable_loss(self) -> bool:
+        return True
+
+    @property
     def samples_per_prompt(self) -> int:
         return self.group_size
 

@@ -29,6 +29,10 @@ class RewardModelSpec(AlgorithmSpec):
     center_coef: Weight = 0.0
     """Weight of (chosen + rejected)^2, which keeps rewards around 0 (arXiv 2312.09244)."""
 
+    @property
+    def comparable_loss(self) -> bool:
+        return True
+
 
 class DpoSpec(AlgorithmSpec):
     """Direct Preference Optimization (arXiv 2305.18290) and its relatives."""
@@ -61,6 +65,10 @@ class DpoSpec(AlgorithmSpec):
         return self
 
     @property
+    def comparable_loss(self) -> bool:
+        return self.loss != "robust"  # what it takes off for wrong labels has no bound
+
+    @property
     def keeps_reference(self) -> bool:
         return True
 
@@ -81,6 +89,10 @@ class SimpoSpec(AlgorithmSpec):
     nll_coef: Weight = 0.0
     """Weight of the chosen answer's negative log-likelihood, a mean over its tokens."""
 
+    @property
+    def comparable_loss(self) -> bool:
+        return True
+
 
 class KtoSpec(AlgorithmSpec):
     """Kahneman-Tversky Optimization (arXiv 2402.01306): answers that are good or bad, unpaired."""
@@ -100,6 +112,10 @@ class KtoSpec(AlgorithmSpec):
     """Weight of bad answers (lambda_U)."""
 
     @property
+    def comparable_loss(self) -> bool:
+        return True
+
+    @property
     def keeps_reference(self) -> bool:
         return True
 
@@ -115,3 +131,7 @@ class OrpoSpec(AlgorithmSpec):
 
     beta: Beta = 0.1
     """Weight of the odds ratio (lambda in the paper)."""
+
+    @property
+    def comparable_loss(self) -> bool:
+        return True

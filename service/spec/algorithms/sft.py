@@ -16,3 +16,7 @@ class SftSpec(AlgorithmSpec):
 
     loss_aggregation: TokenAggregation = "token-mean"
     """How token losses become one number; `token-mean` divides by all trained tokens of a step."""
+
+    @property
+    def comparable_loss(self) -> bool:
+        return True

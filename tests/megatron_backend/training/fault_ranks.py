@@ -28,7 +28,8 @@ def tied_steps(_rank: int, layout: Layout, steps: int) -> tuple[list[Any], Any]:
 
 
 def refused_steps(_rank: int, layout: Layout) -> list[Any]:
-    """Whether weights moved in a step under its own norm, above it, and after a poisoned batch."""
+    """Whether weights moved in steps above their limits and then at them, their norms and losses,
+    and whether those were finite."""
     trainer = build_trainer("qwen2-tied", layout, SftSpec())
     batch = random_batch()
     normalizer = Normalizer.of(batch)
@@ -36,15 +37,23 @@ def refused_steps(_rank: int, layout: Layout) -> list[Any]:
     def weights() -> list[Any]:
         return [p.detach().clone() for chunk in trainer.chunks for p in chunk.parameters()]
 
-    def moved(norm_limit: float) -> tuple[bool, float, bool]:
+    def moved(norm_limit: float, loss_limit: float) -> tuple[bool, float, float, bool]:
         before = weights()
         share = trainer.train_step(
-            batch, normalizer, learning_rate=LEARNING_RATE, norm_limit=norm_limit
+            batch,
+            normalizer,
+            learning_rate=LEARNING_RATE,
+            norm_limit=norm_limit,
+            loss_limit=loss_limit,
         )
         changed = any(not a.equal(b) for a, b in zip(before, weights(), strict=True))
-        return changed, share.gradient_norm, share.finite
+        return changed, share.gradient_norm, share.loss, share.finite
 
-    first = moved(0.01)
-    second = moved(0.01)
-    third = moved(math.nextafter(first[1], math.inf))
-    return [first, second, third]
+    first = moved(0.01, math.inf)
+    _, norm, loss, _ = first
+    return [
+        first,
+        moved(0.01, loss),
+        moved(norm, math.nextafter(loss, -math.inf)),
+        moved(norm, loss),
+    ]

@@ -8,7 +8,9 @@ import torch
 from algorithms.batch import Batch, Normalizer
 from megatron_backend.training.shares import StepShare
 from megatron_backend.workers import engines
-from megatron_backend.workers.engines import RayTrainEngine
+from megatron_backend.workers.engines import RayCritic, RayTrainEngine
+from megatron_backend.workers.rank import RankWorker
+from megatron_backend.workers.stragglers import IN_A_ROW
 from service.spec.flops import update_flops
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
@@ -26,12 +28,14 @@ class Group:
     """Four ranks whose step takes two seconds."""
 
     layout = Layout(tp=2, dp=2)
-    own_seconds = (0.0,) * 4
+    own_seconds: tuple[float, ...] = (0.0,) * 4
 
     def __init__(self, gpu: str | None, clock: list[float]) -> None:
         self.gpu, self._clock = gpu, clock
+        self.calls: list[tuple[Any, dict[str, Any]]] = []
 
-    def call(self, *_: Any, **__: Any) -> list[StepShare]:
+    def call(self, method: Any, *_: Any, **options: Any) -> list[StepShare]:
+        self.calls.append((method, options))
         self._clock[0] += 2.0
         share = StepShare(loss=1.5, gradient_norm=0.5, finite=True, sums={"entropy": (6.0, 3.0)})
         return [share] * 4
@@ -57,3 +61,36 @@ def test_an_update_says_how_fast_each_rank_was(
     speed = {"flops_per_second": rate} | ({} if peak is None else {"mfu": rate / peak})
     assert result.metrics == {"entropy": 2.0, **speed}
     assert (result.loss, result.gradient_norm, result.finite) == (1.5, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("critic", "begins"), [(False, "rank 3 is"), (True, "training the critic, rank 3 is")]
+)
+def test_a_rank_that_stays_slow_is_told(critic: bool, begins: str) -> None:
+    """By its own seconds of this model's steps: those of other calls are not counted."""
+    group: Any = Group(None, [0.0])
+    told: list[str] = []
+    engine: RayCritic | RayTrainEngine = (
+        RayCritic(group, warn=told.append)
+        if critic
+        else RayTrainEngine(group, MODEL, predicts=True, warn=told.append)
+    )
+    for step in range(1, IN_A_ROW + 1):
+        assert not told, step
+        group.own_seconds = (1.0, 1.1, 0.9, 2.5)
+        engine.train_step(BATCH, Normalizer.of(BATCH), learning_rate=0.1)
+        group.own_seconds = (9.0, 0.0, 0.0, 0.0)  # of a call that is no step
+    (message,) = told
+    assert message.startswith(begins)
+    assert f"for {IN_A_ROW} steps in a row" in message
+    assert "2.50 s, the median rank for 1.00 s" in message
+    method = RankWorker.train_critic if critic else RankWorker.train_step
+    assert {called for called, _ in group.calls} == {method}
+
+
+def test_a_step_s_limits_reach_the_ranks() -> None:
+    group: Any = Group(None, [0.0])
+    engine = RayTrainEngine(group, MODEL, predicts=True, warn=print)
+    limits = {"learning_rate": 0.1, "norm_limit": 3.0, "loss_limit": 4.0}
+    engine.train_step(BATCH, Normalizer.of(BATCH), **limits)
+    assert group.calls == [(RankWorker.train_step, limits)]
