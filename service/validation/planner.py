@@ -158,6 +158,8 @@ def _savings(spec: JobSpec) -> Iterator[JobSpec]:
         (True, "none"),
         (True, "full"),
     ):
+        if offload and spec.precision.dtype == "fp32":
+            continue  # refused at submit
         training = spec.training.model_copy(update={"recompute": recompute})
         optimizer = spec.optimizer.model_copy(update={"offload": offload})
         yield spec.model_copy(update={"training": training, "optimizer": optimizer})

@@ -45,6 +45,15 @@ def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldPro
                 fix="use bf16, or gpus_per_node: 0, or train offline with evaluation.items: 0",
             )
         )
+    if gpus and spec.optimizer.offload and precision.dtype == "fp32":
+        problems.append(
+            FieldProblem(
+                field="optimizer.offload",
+                message="with dtype fp32 the optimizer updates the weights themselves, and Megatron "
+                "offloads copies only",
+                fix="set it to false, or use bf16 or fp16",
+            )
+        )
     fp8 = precision.fp8
     if fp8 is None:
         return problems

@@ -121,6 +121,9 @@ def test_less_memory_means_more_savings_and_then_none() -> None:
     assert nothing.fitting == []
     assert nothing.smallest is not None
     assert nothing.smallest.spec.optimizer.offload
+    fp32 = propose(job(dtype="fp32"), LLAMA_8B, Machines(**one_gpu, memory_gib=24))
+    assert fp32.smallest is not None
+    assert not fp32.smallest.spec.optimizer.offload
 
 
 def test_a_batch_that_no_layout_divides_leaves_nothing() -> None:

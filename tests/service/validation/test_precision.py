@@ -70,6 +70,19 @@ def test_a_recipe_that_the_cards_have_no_kernels_for(
     assert check_formats(spec(precision=fp8(recipe=recipe)), capability) == []  # emulated
 
 
+def test_weights_in_fp32_are_not_offloaded() -> None:
+    offload = {"optimizer": {"offload": True}, "resources": GPUS}
+    (problem,) = check_formats(spec(precision={"dtype": "fp32"}, **offload), None)
+    assert (problem.field, problem.fix) == (
+        "optimizer.offload",
+        "set it to false, or use bf16 or fp16",
+    )
+    for dtype in ("bf16", "fp16"):
+        assert check_formats(spec(precision={"dtype": dtype}, **offload), None) == []
+    on_the_cpu = {"optimizer": {"offload": True}}
+    assert check_formats(spec(precision={"dtype": "fp32"}, **on_the_cpu), None) == []
+
+
 def test_delayed_scaling_leaves_no_layer_out() -> None:
     settings = {"recipe": "delayed", "first_last_bf16_layers": 1}
     (problem,) = check_formats(spec(precision=fp8(**settings)), None)
