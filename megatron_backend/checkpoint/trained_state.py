@@ -23,6 +23,8 @@ from megatron_backend.checkpoint.optimizer_state import start_moments, whole_sta
 
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 _EXPERTS = "is_expert_parallel"
+_OF_THE_JOB = ("max_lr", "min_lr", "betas", "eps")
+"""What a parameter group holds of the job's document, beside what each step sets anew."""
 
 
 class Trained(Protocol):
@@ -79,8 +81,9 @@ class StateToLoad:
             found = loaded[prefix] if prefix else loaded
             for index, chunk in enumerate(trained.model):
                 chunk.load_state_dict(found[f"model{index}"])
+            settings = _for_any_part(found["optimizer"], trained.optimizer.param_groups[0])
             restored = [
-                part | _for_any_part(found["optimizer"]) | {"param_state": moments}
+                part | settings | {"param_state": moments}
                 for part, moments in zip(self._parts[prefix], found["moments"], strict=True)
             ]
             whole = restored[0] if len(restored) == 1 else dict(enumerate(restored))
@@ -133,10 +136,18 @@ def _optimizer_settings(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return settings
 
 
-def _for_any_part(settings: dict[str, Any]) -> dict[str, Any]:
-    """`_optimizer_settings` with groups for experts and for all else."""
+def _for_any_part(settings: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """`_optimizer_settings` with groups for experts and for all else.
+
+    Args:
+        settings: as they were stored.
+        own: a parameter group of the optimizer as this job has built it. A job that goes on with
+            another one may have another learning rate, by which Megatron tells groups apart, or
+            other betas.
+    """
+    job = {key: own[key] for key in _OF_THE_JOB if key in own}
     groups = [
-        group | {_EXPERTS: experts}
+        group | job | {_EXPERTS: experts}
         for group in settings["optimizer"]["param_groups"]
         for experts in (False, True)
     ]

@@ -23,7 +23,9 @@ def batch(seed: int) -> Batch:
     return Batch(tokens=tokens, lengths=lengths, loss_mask=mask)
 
 
-def trainer(layout: Layout, name: str, *, dtype: torch.dtype = torch.float32) -> Any:
+def trainer(
+    layout: Layout, name: str, *, dtype: torch.dtype = torch.float32, **optimizer: Any
+) -> Any:
     """A model with random weights, its optimizer, and SFT's loss."""
     from algorithms.sft import Sft
     from megatron_backend.models.build import build_model
@@ -41,7 +43,7 @@ def trainer(layout: Layout, name: str, *, dtype: torch.dtype = torch.float32) ->
         config,
         layout,
         loss=Sft(SftSpec()),
-        optimizer_spec=OptimizerSpec(weight_decay=0.1),
+        optimizer_spec=OptimizerSpec(**{"weight_decay": 0.1, **optimizer}),
         dtype=dtype,
     )
 
@@ -94,6 +96,22 @@ def load(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list
     load_state(folder, {"": trained}, same_layout=False)
     write_state(trained, layout, name, out)
     return take_steps(trained, 3, 2)
+
+
+def load_with_other_settings(
+    _rank: int, layout: Layout, name: str, folder: Path, out: Path, settings: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The checkpoint under an optimizer with other settings; its groups at the next step."""
+    from megatron_backend.checkpoint.torch_dist import load_state
+
+    trained = trainer(layout, name, **settings)
+    load_state(folder, {"": trained}, same_layout=False)
+    write_state(trained, layout, name, out)
+    take_steps(trained, 3, 1)
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in trained.optimizer.param_groups
+    ]
 
 
 def write_state(trained: Any, layout: Layout, name: str, out: Path) -> None:

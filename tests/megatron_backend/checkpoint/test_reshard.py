@@ -57,6 +57,25 @@ def test_weights_and_moments_under_every_layout(
         assert losses == pytest.approx(expected_losses, rel=1e-6)
 
 
+def test_a_job_that_goes_on_has_an_optimizer_of_its_own_settings(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Of the checkpoint's it has step count and moments."""
+    saved, layout, checkpoint = Layout(), Layout(tp=2), staged(tmp_path)
+    ranks.run(saved, reshard_ranks.save, saved, "qwen2-tied", checkpoint, tmp_path / "saved")
+    settings = {"learning_rate": 1e-4, "betas": [0.8, 0.7], "epsilon": 1e-6, "weight_decay": 0.25}
+    groups = ranks.run(
+        layout,
+        reshard_ranks.load_with_other_settings,
+        *(layout, "qwen2-tied", checkpoint, tmp_path / "loaded", settings),
+    )[0]
+    assert_equal(state(tmp_path / "loaded"), state(tmp_path / "saved"))
+    assert sorted(group["weight_decay"] for group in groups) == [0.0, 0.25]
+    for group in groups:
+        assert (group["step"], group["max_lr"]) == (4, 1e-4)
+        assert (tuple(group["betas"]), group["eps"]) == ((0.8, 0.7), 1e-6)
+
+
 FOUR_LAYERS = {"num_hidden_layers": 4}
 
 
