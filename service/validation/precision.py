@@ -49,8 +49,8 @@ def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldPro
         problems.append(
             FieldProblem(
                 field="optimizer.offload",
-                message="with dtype fp32 the optimizer updates the weights themselves, and Megatron "
-                "offloads copies only",
+                message="with dtype fp32 the optimizer updates the weights themselves, and "
+                "Megatron offloads copies only",
                 fix="set it to false, or use bf16 or fp16",
             )
         )

@@ -51,6 +51,7 @@ CASES = {
         ),
         Case(name="untied", model="qwen3", algorithm=GRPO, options=PACKED),
         Case(name="wide", model="llama", algorithm=SftSpec(), sizes=WIDE, options=PACKED),
+        Case(name="wide-tied", model="qwen2-tied", algorithm=SftSpec(), sizes=WIDE, options=PACKED),
         Case(name="few-kv", model="qwen3", algorithm=SftSpec(), sizes=FEW_KV_HEADS, options=PACKED),
         Case(name="kv-4", model="qwen2", algorithm=SftSpec(), options=PACKED),
         Case(name="chunks", model="qwen2-tied", algorithm=GRPO, sizes=CHUNKS, options=PACKED),
@@ -71,17 +72,20 @@ CASES = {
             options=ROW_BY_ROW,
         ),
         Case(name="unbalanced", model="mixtral", algorithm=SftSpec(), options=ROW_BY_ROW),
-        Case(
-            name="recomputed",
-            model="qwen3",
-            algorithm=GRPO,
-            options=PACKED | {"recompute": "full"},
-        ),
-        Case(
-            name="attention-recomputed",
-            model="qwen3",
-            algorithm=GRPO,
-            options=PACKED | {"recompute": "selective"},
+        *(
+            Case(
+                name=f"{name}-{recompute}",
+                model=model,
+                algorithm=algorithm,
+                sizes=sizes,
+                options=PACKED | {"recompute": recompute},
+            )
+            for name, model, algorithm, sizes in (
+                ("untied", "qwen3", GRPO, {}),
+                ("chunks", "qwen2-tied", GRPO, CHUNKS),
+                ("experts", "qwen3_moe-normed", SftSpec(), {}),
+            )
+            for recompute in ("full", "selective")
         ),
         *(
             Case(name=name, model=model, algorithm=PairsAndReturns(), head="value", **rest)
@@ -105,7 +109,15 @@ TWO_RANKS = [
     (Layout(tp=2), ["packed", "padded", "untied", "wide", "few-kv", *VALUES]),
     (
         Layout(pp=2),
-        ["uneven", "uneven-padded", "untied", "experts", *UNEVEN_VALUES, "values-experts"],
+        [
+            "uneven",
+            "uneven-padded",
+            "untied",
+            "wide-tied",
+            "experts",
+            *UNEVEN_VALUES,
+            "values-experts",
+        ],
     ),
     (Layout(pp=2, pipeline_layers=(2, 5)), ["uneven", "values-uneven"]),
     (Layout(dp=2), ["packed", "padded", "experts", *VALUES]),
@@ -206,13 +218,32 @@ def check(train: Train, folder: Path, layout: Layout, names: list[str]) -> None:
             )
 
 
-def test_recomputed_activations_are_the_same(train: Train, folder: Path) -> None:
-    results = train(Layout(), cases("untied", "recomputed", "attention-recomputed"))
-    for name in ("recomputed", "attention-recomputed"):
-        assert results[name] == results["untied"]
+@pytest.mark.parametrize(
+    ("layout", "kept"),
+    [
+        (Layout(), "untied"),
+        (Layout(tp=2, sequence_parallel=True), "untied"),
+        (Layout(pp=2), "untied"),
+        (Layout(pp=2, vpp=2), "chunks"),
+        (Layout(cp=2), "untied"),
+        (Layout(dp=2, ep=2), "experts"),
+    ],
+    ids=str,
+)
+def test_recomputed_activations_are_the_same(
+    train: Train, folder: Path, layout: Layout, kept: str
+) -> None:
+    """To the bit: losses, metrics and whole gradients."""
+    repeated = [f"{kept}-full", f"{kept}-selective"]
+    results = train(layout, cases(kept, *repeated))
+    for name in repeated:
+        assert results[name] == results[kept]
         for step in range(STEPS):
-            ours = load_file(folder / str(Layout()) / name / str(step) / SINGLE_FILE)
-            plain = load_file(folder / str(Layout()) / "untied" / str(step) / SINGLE_FILE)
+            ours, plain = (
+                load_file(folder / str(layout) / case / str(step) / SINGLE_FILE)
+                for case in (name, kept)
+            )
+            assert ours.keys() == plain.keys()
             assert all(torch.equal(ours[key], plain[key]) for key in plain)
 
 
