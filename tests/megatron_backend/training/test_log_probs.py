@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_backend.training import log_probs as module
 from megatron_backend.training.likeliest import likeliest
 from megatron_backend.training.log_probs import Vocabulary, linear_log_probs
 from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
+from tests.megatron_backend.training.forward_runs import Largest
 
 
 def of_logits(
@@ -127,21 +127,6 @@ def test_an_entropy_that_no_loss_reads_costs_nothing(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.special, "entr", no)
     log_probs, entropy = linear_log_probs(hidden, weight, asked, Vocabulary(size=47))
     gradients((log_probs * entropy.detach().unsqueeze(-1)).sum(), hidden, weight)
-
-
-class Largest(TorchDispatchMode):
-    """Remembers how many elements the largest tensor had that any operation made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 def test_no_matrix_of_tokens_and_vocabulary_is_ever_whole(monkeypatch: pytest.MonkeyPatch) -> None:
