@@ -215,6 +215,28 @@ def load_and_save(
     return take_steps(trained, 2, 2)
 
 
+def go_on(
+    _rank: int, layout: Layout, name: str, sizes: dict[str, Any], folder: Path
+) -> tuple[list[float], list[float], list[str]]:
+    """Losses after a checkpoint, of the trainer that wrote it and of one that read it, and whose
+    parameters are not the same in the end."""
+    from megatron_backend.checkpoint.torch_dist import load_state, save_state
+
+    trained, resumed = wide_trainer(layout, name, sizes), wide_trainer(layout, name, sizes)
+    take_steps(trained, 0, 2)
+    save_state(folder, {"": trained})
+    torch.distributed.barrier()  # rank 0 writes what all of them read
+    expected = take_steps(trained, 2, 3)
+    load_state(folder, {"": resumed}, same_layout=True)
+    losses = take_steps(resumed, 2, 3)
+    pairs = [
+        (name, one, two)
+        for chunk, other in zip(trained.model, resumed.model, strict=True)
+        for (name, one), two in zip(chunk.named_parameters(), other.parameters(), strict=True)
+    ]
+    return expected, losses, [name for name, one, two in pairs if not torch.equal(one, two)]
+
+
 def wide_trainer(layout: Layout, name: str, sizes: dict[str, Any]) -> Any:
     """A small model with other sizes, for layouts of more ranks."""
     from service.spec import SftSpec

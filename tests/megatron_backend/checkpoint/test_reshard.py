@@ -133,6 +133,28 @@ def test_d07_a_checkpoint_of_one_layout_is_the_same_under_others(
         assert losses == pytest.approx(expected_losses, rel=1e-6), layout
 
 
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("qwen3_moe", Layout(dp=2, ep=2)),
+        ("qwen3_moe", Layout(tp=2, sequence_parallel=True)),
+        ("qwen2-tied", Layout(pp=2, vpp=2)),
+        ("llama", Layout(cp=2)),
+    ],
+    ids=str,
+)
+def test_d03_the_same_layout_goes_on_bit_for_bit(
+    ranks: Ranks, tmp_path: Path, name: str, layout: Layout
+) -> None:
+    """Losses, and all weights in the end; whole jobs, TP2, PP2 and DP2 are shown elsewhere."""
+    checkpoint = staged(tmp_path)
+    results = ranks.run(layout, reshard_ranks.go_on, layout, name, FOUR_LAYERS, checkpoint)
+    for expected, losses, different in results:
+        assert losses == expected
+        assert len(set(losses)) == 3
+        assert different == []
+
+
 def unpadded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Without the rows that fill the vocabulary up, of which each layout has its own number."""
     vocabulary = ("embedding.word_embeddings", "output_layer")
@@ -194,8 +216,15 @@ def test_a_checkpoint_that_is_gone(ranks: Ranks, tmp_path: Path) -> None:
         )
 
 
-def test_each_rank_goes_on_with_its_own_random_numbers(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks.run(Layout(dp=2), reshard_ranks.draws, Layout(dp=2), staged(tmp_path))
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(dp=2), Layout(tp=2, sequence_parallel=True), Layout(pp=2), Layout(cp=2)],
+    ids=str,
+)
+def test_d14_each_rank_goes_on_with_its_own_random_numbers(
+    ranks: Ranks, tmp_path: Path, layout: Layout
+) -> None:
+    results = ranks.run(layout, reshard_ranks.draws, layout, staged(tmp_path))
     for after, again in results:
         assert after == again
     assert results[0][0][:2] != results[1][0][:2]  # the streams of the two ranks differ

@@ -86,7 +86,12 @@ def test_megatrons_own_resharding_gives_the_same_bits(
 
 @pytest.mark.parametrize(
     ("name", "train_layout", "layout"),
-    [("qwen2-tied", Layout(tp=2), Layout()), ("qwen3_moe", Layout(ep=2, dp=2), Layout())],
+    [
+        ("qwen2-tied", Layout(tp=2), Layout()),
+        ("qwen3_moe", Layout(ep=2, dp=2), Layout()),
+        ("qwen2-tied", Layout(pp=2), Layout(tp=2)),
+        ("qwen3", Layout(), Layout(tp=2)),
+    ],
     ids=lambda value: str(value).replace(" ", ""),
 )
 def test_a_generator_on_ranks_of_its_own_gets_the_same_bits(
@@ -102,10 +107,11 @@ def test_a_generator_on_ranks_of_its_own_gets_the_same_bits(
                 ranks.run, train_layout, train_side, tmp_path, train_layout, port, size
             )
             wrong = generators.run(layout, generate_side, tmp_path, layout, port, size, vocabulary)
-            assert trainers.result() == [1, 1]
+            # Each trainer sends one message to each generator.
+            assert trainers.result() == [layout.world_size] * train_layout.world_size
     finally:
         generators.close()
-    assert wrong == [[[], []]]
+    assert wrong == [[[], []]] * layout.world_size
 
 
 def synced_logits(
