@@ -1,9 +1,11 @@
 """What becomes of a step that goes wrong: a loss that is no number, or one out of all measure.
 
-Such a step is not taken, so nothing has changed, and the same step can be run again. That tells two
-causes apart: if the second run is well, the first was a fault of the hardware or of a race, and the
-second counts; if it goes wrong too, data, model and learning rate are the cause, and the job's
-`faults.on_nan` or `faults.on_spike` decides.
+Such a step is not taken, so nothing has changed, and the same step can be run again. That tells
+three causes apart. If the second run is well, the first was a passing fault of the hardware or of a
+race, and the second counts. If it goes wrong too, each half of the model's copies computes the step
+alone: where one half is well, a device of the other one computes wrongly all the time, and the job
+ends. Else data, model or learning rate are the cause, and the job's `faults.on_nan` or
+`faults.on_spike` decides.
 
 Everything here is a pure function of the steps so far, and its state is part of a checkpoint: a run
 that is killed and resumed judges as one that is not.
@@ -12,13 +14,17 @@ that is killed and resumed judges as one that is not.
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
 from algorithms.errors import JobFailure
-from algorithms.protocols import StepResult
+from algorithms.protocols import StepResult, Trial
 from service.spec import FaultSpec, Reason
+
+ROUNDING = 0.05
+"""Two numbers that differ by less, relative to the larger one, may be the same one, summed in
+another order."""
 
 
 class Fault(StrEnum):
@@ -37,6 +43,7 @@ class StepRefused(Exception):
         first: what the first run gave.
         second: what the second run gave.
         of_critic: it was the critic's, and not the policy's.
+        blamed: ranks that alone give it where others do not, for people; empty for none.
     """
 
     def __init__(
@@ -47,13 +54,14 @@ class StepRefused(Exception):
         second: StepResult,
         *,
         of_critic: bool = False,
+        blamed: str = "",
     ) -> None:
         super().__init__(
             f"step {step}{' of the critic' if of_critic else ''}: {describe(fault, first)}; a "
             f"second run of the same step gave {describe(fault, second)}, so it is no passing "
             "fault of the hardware"
         )
-        self.step, self.fault = step, fault
+        self.step, self.fault, self.blamed = step, fault, blamed
         self.rate = "algorithm.value_model" if of_critic else "optimizer"
         self.rate += ".learning_rate"
 
@@ -97,6 +105,15 @@ class StepGuard:
         usual = result.gradient_norm <= self.norm_limit and result.loss <= self.loss_limit
         return None if usual else Fault.SPIKE
 
+    def blamed(self, trials: Sequence[Trial]) -> str:
+        """The ranks that alone give a step that is wrong where others alone give a good one; empty
+        where all agree, or differ by rounding alone."""
+        wrong = [trial for trial in trials if self.fault(trial.result)]
+        right = [trial for trial in trials if trial not in wrong]
+        if all(_alike(one.result, other.result) for one in wrong for other in right):
+            return ""
+        return ", ".join(trial.ranks for trial in wrong)
+
     def took(self, result: StepResult) -> None:
         """A step was taken. One without a gradient had nothing to learn from, as a batch of groups
         without spread; it says nothing of what is usual. Nor does a loss of 0."""
@@ -109,9 +126,18 @@ class StepGuard:
         """What to do about a step that is not taken, which is left out from now on.
 
         Raises:
-            JobFailure: NAN_LOSS; the job is to stop.
+            JobFailure: the job is to stop: NAN_LOSS, or NODE_FAILURE where a device is at fault,
+                whose other steps are no better.
         """
         spec = self._spec
+        if refused.blamed:
+            raise JobFailure(
+                Reason.NODE_FAILURE,
+                f"{refused}. The whole step computed by {refused.blamed} alone is wrong as well, "
+                "and computed by the others alone it is not: most likely a device there computes "
+                "wrongly all the time, and what it computed before may be wrong too. Have it "
+                "tested. The update was not taken",
+            )
         name = "on_nan" if refused.fault is Fault.NOT_FINITE else "on_spike"
         policy: str = getattr(spec, name)
         if policy == "stop":
@@ -149,6 +175,12 @@ class StepGuard:
         # Checkpoints from before losses were judged have none.
         self._losses.extend(state.get("losses", ()) if state else ())
         self.left_out = set(state["left_out"] if state else ())
+
+
+def _alike(one: StepResult, other: StepResult) -> bool:
+    """Whether two results may be the same one but for rounding."""
+    pairs = ((one.loss, other.loss), (one.gradient_norm, other.gradient_norm))
+    return all(math.isclose(a, b, rel_tol=ROUNDING) for a, b in pairs)
 
 
 def describe(fault: Fault, result: StepResult) -> str:

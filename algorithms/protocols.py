@@ -43,6 +43,19 @@ class StepResult:
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A step as some of the ranks compute it alone.
+
+    Attributes:
+        ranks: who computed it, for people.
+        result: the whole step's; it was not taken.
+    """
+
+    ranks: str
+    result: StepResult
+
+
 class TrainEngine(Protocol):
     """The model that is trained, with its optimizer."""
 
@@ -59,6 +72,13 @@ class TrainEngine(Protocol):
 
         The step is not taken, and nothing changes, where the loss or the gradient norm is not
         finite, the norm is above `norm_limit` or the loss above `loss_limit`.
+        """
+        ...
+
+    def trials(self, batch: Batch, normalizer: Normalizer) -> Sequence[Trial]:
+        """The step once more, by each half of the model's copies alone; nothing changes.
+
+        Empty where there are no two copies that compute apart from each other.
         """
         ...
 
@@ -96,6 +116,10 @@ class Critic(Protocol):
         loss_limit: float = math.inf,
     ) -> StepResult:
         """As `TrainEngine.train_step`, with the algorithm's `value_loss`."""
+        ...
+
+    def trials(self, batch: Batch, normalizer: Normalizer) -> Sequence[Trial]:
+        """As `TrainEngine.trials`."""
         ...
 
     def values(self, batch: Batch) -> Tensor:

@@ -118,7 +118,8 @@ class Updates:
         first, last = results[0], results[-1]
         if fault is not None:
             of_critic = engine is self._workers.critic
-            raise StepRefused(step, fault, first, last, of_critic=of_critic)
+            blamed = guard.blamed(engine.trials(batch, normalizer))
+            raise StepRefused(step, fault, first, last, of_critic=of_critic, blamed=blamed)
         if first is not last and (passing := guard.fault(first)) is not None:
             message = (
                 f"step {step}: {describe(passing, first)}; a second run of the same step was well "

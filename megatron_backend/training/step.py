@@ -82,8 +82,9 @@ class Trainer:
         )
         self.reference = None if reference is None else [forward.freeze(c) for c in reference]
         self._tokens = 1
+        self._copies: Sequence[int] = range(layout.dp)
         for chunk in model:
-            chunk.config.finalize_model_grads_func = _sum_gradients
+            chunk.config.finalize_model_grads_func = _weakly(self._sum_gradients)
             chunk.config.moe_grad_scale_func = _weakly(self._balance_scale)
             if dtype == torch.float16:
                 chunk.config.grad_scale_func = _weakly(self.optimizer.scale_loss)
@@ -101,6 +102,7 @@ class Trainer:
         learning_rate: float,
         norm_limit: float = math.inf,
         loss_limit: float = math.inf,
+        copies: Sequence[int] | None = None,
     ) -> StepShare:
         """Forward, loss, backward, clip, and one optimizer step unless something is not finite.
 
@@ -110,10 +112,16 @@ class Trainer:
             learning_rate: of this step.
             norm_limit: the step is not taken where the gradient norm is above it.
             loss_limit: nor where the loss is above this one.
+            copies: the data-parallel ranks that compute it; None for all. The others take part in
+                what all do together, and add nothing.
         """
         self._set_training(True)
         self._tokens = int(batch.lengths.sum())
-        loss, sums, norm = self._gradient(batch, normalizer)
+        self._copies = range(self._layout.dp) if copies is None else copies
+        try:
+            loss, sums, norm = self._gradient(batch, normalizer)
+        finally:
+            self._copies = range(self._layout.dp)
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite and norm <= norm_limit and loss <= loss_limit:
             optimizer.set_learning_rate(self.optimizer, learning_rate)
@@ -238,13 +246,28 @@ class Trainer:
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         plan = plan_micro_batches(
             batch.lengths.tolist(),
-            ranks=self._layout.dp,
+            ranks=len(self._copies),
             limits=self._limits,
             packing=self._cut.packing,
             factor=self._cut.row_factor,
             unit=batch.unit,
         )
-        return micro_batches(batch, plan[self._rank.dp], self._cut, device=device())
+        if self._rank.dp in self._copies:
+            mine = plan[self._copies.index(self._rank.dp)]
+        else:
+            mine = [[] for _ in plan[0]]
+        return micro_batches(batch, mine, self._cut, device=device())
+
+    def _sum_gradients(
+        self, model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **groups: Any
+    ) -> None:
+        """Megatron's reductions over all ranks, without its division by the number of tokens."""
+        if self._rank.dp not in self._copies:
+            # Nothing, unless the device is broken.
+            for chunk in self.chunks:
+                for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+                    buffer.grad_data.zero_()
+        finalize_model_grads(model, None, **groups)
 
     def _forward(
         self,
@@ -273,14 +296,7 @@ def _nothing(outputs: Outputs) -> Tensor:
     return outputs.values.sum() + outputs.scores.sum()
 
 
-def _sum_gradients(
-    model: list[torch.nn.Module], _num_tokens: Tensor | None = None, **groups: Any
-) -> None:
-    """Megatron's reductions over all ranks, without its division by the number of tokens."""
-    finalize_model_grads(model, None, **groups)
-
-
-def _weakly(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _weakly[R](method: Callable[..., R]) -> Callable[..., R]:
     """The method, without keeping its object alive.
 
     A model's config is held by hooks inside autograd, where the garbage collector does not look:
@@ -288,9 +304,9 @@ def _weakly(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
     reference = weakref.WeakMethod(method)
 
-    def call(*arguments: object) -> Tensor:
+    def call(*arguments: Any, **options: Any) -> R:
         found = reference()
         assert found is not None, "the trainer is gone, but its model still trains"
-        return found(*arguments)
+        return found(*arguments, **options)
 
     return call

@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from algorithms.batch import Batch, Normalizer
-from algorithms.protocols import Completion, Sampling, StepResult
+from algorithms.protocols import Completion, Sampling, StepResult, Trial
 from megatron_backend.generation.engine import check_prompts
 from megatron_backend.training.shares import RowShare, StepShare, gather_rows, merge_step
 from megatron_backend.workers.frozen import ScorerRank, TeacherRank
@@ -65,6 +65,30 @@ class _RayModel:
         speed = self._speed(batch, time.monotonic() - began)
         result = merge_step(self._group.layout, shares)
         return replace(result, metrics={**result.metrics, **speed})
+
+    def trials(self, batch: Batch, normalizer: Normalizer) -> list[Trial]:
+        """The step by each half of the copies alone, not taken; none where all are one."""
+        layout, result = self._group.layout, []
+        shared = math.lcm(layout.ep, layout.cp) // layout.cp
+        blocks = layout.dp // shared
+        middle = blocks // 2 * shared
+        for copies in (range(middle), range(middle, layout.dp)) if middle else ():
+            shares = self._group.call(
+                type(self)._step,
+                batch,
+                normalizer,
+                learning_rate=0.0,
+                norm_limit=-1.0,
+                copies=copies,
+            )
+            ranks = [
+                f"{rank} ({self._group.addresses[rank]})"
+                for rank in range(layout.world_size)
+                if layout.coordinates(rank).dp in copies
+            ]
+            merged = merge_step(layout, shares)
+            result.append(Trial(ranks=f"rank {', '.join(ranks)}", result=merged))
+        return result
 
     def _speed(self, _batch: Batch, _seconds: float, /) -> dict[str, float]:
         """Metrics that say how fast a step was."""

@@ -55,6 +55,7 @@ class WorkerGroup[W: Worker]:
         layout: of the ranks.
         joined: the model is on the ranks, after `setup`.
         pids: process id of each rank, on its own machine.
+        addresses: of each rank's machine, after `setup`.
         own_seconds: of each rank, in the last call: how long it was at something of its own.
     """
 
@@ -85,6 +86,7 @@ class WorkerGroup[W: Worker]:
         """
         self.name, self.layout = name, layout
         self.pids = [0] * layout.world_size
+        self.addresses = [""] * layout.world_size
         self.own_seconds = [0.0] * layout.world_size
         self.gpu: str | None = None
         self._worker, self._gpu, self._deadlines = worker, gpu, deadlines
@@ -110,6 +112,7 @@ class WorkerGroup[W: Worker]:
         places: list[Place] = self._wait(self._preparing, "prepare")
         self._nodes = [place.node for place in places]
         self.pids = [place.pid for place in places]
+        self.addresses = [place.address for place in places]
         self.gpu = places[0].gpu
         address = places[0].address
         if len({place.address for place in places}) == 1:

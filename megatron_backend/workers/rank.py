@@ -129,6 +129,7 @@ class RankWorker:
         learning_rate: float,
         norm_limit: float = math.inf,
         loss_limit: float = math.inf,
+        copies: Sequence[int] | None = None,
     ) -> StepShare:
         """One optimizer step on the whole batch; see `Trainer.train_step`."""
         return self.trainer.train_step(
@@ -137,6 +138,7 @@ class RankWorker:
             learning_rate=learning_rate,
             norm_limit=norm_limit,
             loss_limit=loss_limit,
+            copies=copies,
         )
 
     def train_critic(
@@ -147,6 +149,7 @@ class RankWorker:
         learning_rate: float,
         norm_limit: float = math.inf,
         loss_limit: float = math.inf,
+        copies: Sequence[int] | None = None,
     ) -> StepShare:
         """One optimizer step of the critic; see `Trainer.train_step`."""
         return self.critic.train_step(
@@ -155,6 +158,7 @@ class RankWorker:
             learning_rate=learning_rate,
             norm_limit=norm_limit,
             loss_limit=loss_limit,
+            copies=copies,
         )
 
     def values(self, batch: Batch) -> RowShare | None:

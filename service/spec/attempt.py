@@ -70,7 +70,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     """The kernel, the cluster or the device ran out of memory for it."""
     NODE_FAILURE = "NODE_FAILURE"
-    """A machine went away."""
+    """A machine went away, or a device of one computes wrongly."""
     WORKER_LOST = "WORKER_LOST"
     """The driver or a rank died without a word (killed from outside, a crash in native code)."""
     HUNG = "HUNG"

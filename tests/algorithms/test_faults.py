@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from algorithms.errors import JobFailure
 from algorithms.faults import Fault, StepGuard, StepRefused
-from algorithms.protocols import StepResult
+from algorithms.protocols import StepResult, Trial
 from service.spec import FaultSpec, Reason, algorithm_specs
 
 NORMS = st.floats(min_value=1e-6, max_value=1e6)
@@ -141,6 +141,45 @@ def test_each_fault_has_its_own_policy(fault: Fault, field: str) -> None:
         watch = guard(**{field: policy})
         assert watch.policy(refused(7, fault)) == policy
         assert watch.left_out == {7}
+
+
+GOOD, NAN, SPIKE = result(1.0), result(math.nan), result(30.0)
+
+
+@pytest.mark.parametrize(
+    ("trials", "blamed"),
+    [
+        ([], ""),
+        ([GOOD, NAN], "rank 1"),
+        ([NAN, GOOD], "rank 0"),
+        ([GOOD, SPIKE], "rank 1"),
+        ([NAN, NAN], ""),  # whoever computes it: data, model or learning rate
+        ([NAN, SPIKE], ""),
+        ([GOOD, GOOD], ""),
+        ([result(20.0), result(20.5)], ""),  # at the limit, and a rounding away from it
+        ([result(20.0), result(20.5, 2.0)], "rank 1"),
+    ],
+)
+def test_a_device_is_blamed_where_others_compute_the_step_well(
+    trials: list[StepResult], blamed: str
+) -> None:
+    watch = guard(on_spike="skip", spike_factor=10, spike_window=2)
+    for norm in (2.0, 2.0):
+        watch.took(result(norm))
+    assert watch.norm_limit == 20.0
+    found = [Trial(ranks=f"rank {rank}", result=each) for rank, each in enumerate(trials)]
+    assert watch.blamed(found) == blamed
+
+
+@pytest.mark.parametrize("policy", ["skip", "rewind", "stop"])
+def test_a_broken_device_ends_the_job_whatever_its_policy(policy: str) -> None:
+    """Its other steps are no better than the one that would be left out."""
+    watch = guard(on_nan=policy)
+    wrong = StepRefused(7, Fault.NOT_FINITE, NAN, NAN, blamed="rank 3 (10.0.0.3)")
+    with pytest.raises(JobFailure, match=r"step 7: .* by rank 3 \(10.0.0.3\) alone") as caught:
+        watch.policy(wrong)
+    assert caught.value.reason is Reason.NODE_FAILURE
+    assert not watch.left_out
 
 
 def test_only_so_many_steps_in_a_row_are_left_out() -> None:

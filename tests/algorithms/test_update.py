@@ -11,7 +11,7 @@ from algorithms.algorithm import load_algorithm
 from algorithms.batch import Batch, Normalizer
 from algorithms.errors import JobFailure
 from algorithms.faults import StepGuard, StepRefused
-from algorithms.protocols import StepResult, Workers
+from algorithms.protocols import StepResult, Trial, Workers
 from algorithms.update import Updates
 from service.spec import JobSpec
 from tests.algorithms.tiny_policy import EventList
@@ -26,6 +26,7 @@ class Engine:
     def __init__(self) -> None:
         self.taken: list[tuple[list[int], float, float]] = []
         self.broken = False
+        self.halves: list[float] = []
 
     def train_step(
         self,
@@ -39,7 +40,18 @@ class Engine:
         assert norm_limit == loss_limit == math.inf
         loss = math.nan if self.broken else 1.0
         self.taken.append((batch.tokens[:, 0].tolist(), normalizer.tokens, learning_rate))
-        return StepResult(loss=loss, gradient_norm=loss, metrics={}, finite=not self.broken)
+        return _result(loss)
+
+    def trials(self, batch: Batch, normalizer: Normalizer) -> list[Trial]:
+        assert normalizer.tokens == batch.loss_mask.sum()
+        return [
+            Trial(ranks=f"rank {rank}", result=_result(loss))
+            for rank, loss in enumerate(self.halves)
+        ]
+
+
+def _result(loss: float) -> StepResult:
+    return StepResult(loss=loss, gradient_norm=loss, metrics={}, finite=math.isfinite(loss))
 
 
 def _updates(algorithm: dict[str, Any]) -> tuple[Updates, Engine, Engine]:
@@ -120,6 +132,21 @@ def test_only_the_critic_learns_while_it_warms_up() -> None:
     assert updates.take(_batch(), 3).keys() >= {"loss", "value_loss", "critic_gradient_norm"}
     assert [rate for _, _, rate in policy.taken] == [0.5]
     assert [rate for _, _, rate in critic.taken] == [0.25] * 3
+
+
+@pytest.mark.parametrize("of_critic", [False, True])
+@pytest.mark.parametrize(
+    ("halves", "blamed"), [([1.0, math.nan], "rank 1"), ([math.nan] * 2, ""), ([], "")]
+)
+def test_who_is_blamed_is_found_by_halves(
+    of_critic: bool, halves: list[float], blamed: str
+) -> None:
+    updates, policy, critic = _updates({})
+    sick, well = (critic, policy) if of_critic else (policy, critic)
+    sick.broken, sick.halves, well.halves = True, halves, [math.nan, 1.0]
+    with pytest.raises(StepRefused) as caught:
+        updates.take(_batch(), 3)
+    assert caught.value.blamed == blamed
 
 
 @pytest.mark.parametrize("of_critic", [False, True])

@@ -26,7 +26,7 @@ from algorithms.batch import (
     PolicyOutputs,
     ValueOutputs,
 )
-from algorithms.protocols import Completion, Sampling, StepResult
+from algorithms.protocols import Completion, Sampling, StepResult, Trial
 from algorithms.seeds import derive_seed
 
 
@@ -83,6 +83,9 @@ class TinyEngine(ABC):
                 group["lr"] = learning_rate
             self.optimizer.step()
         return self._result(output.sums, loss, norm, finite)
+
+    def trials(self, _batch: Batch, _normalizer: Normalizer) -> list[Trial]:
+        return []  # there is one copy
 
     def evaluate_loss(self, batch: Batch, normalizer: Normalizer) -> StepResult:
         with torch.no_grad():

@@ -3,7 +3,9 @@
 import math
 from typing import Any
 
-from algorithms.batch import Normalizer
+from algorithms.batch import Batch, LossOutput, Normalizer, Outputs
+from algorithms.sft import Sft
+from megatron_backend.training.shares import StepShare
 from service.spec import SftSpec
 from service.spec.layout import Layout
 from tests.megatron_backend.training.training_runs import LEARNING_RATE, build_trainer, random_batch
@@ -57,3 +59,44 @@ def refused_steps(_rank: int, layout: Layout) -> list[Any]:
         moved(norm, math.nextafter(loss, -math.inf)),
         moved(norm, loss),
     ]
+
+
+class BrokenSft(Sft):
+    """As on a device that gives no number, whatever it computes."""
+
+    def loss(self, outputs: Outputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
+        found = super().loss(outputs, batch, normalizer)
+        return LossOutput(loss=found.loss * math.nan, sums=found.sums)
+
+
+def steps_alone(rank: int, layout: Layout, name: str) -> tuple[list[StepShare], list[StepShare]]:
+    """A step that is not taken by all copies, by the first half and by the second; and the same
+    once the last rank is broken, in its loss and in the gradient of what it computes of nothing."""
+    trainer = build_trainer(name, layout, SftSpec(), num_hidden_layers=2)
+    batch = random_batch()
+    half = layout.dp // 2
+
+    def alone() -> list[StepShare]:
+        return [
+            trainer.train_step(
+                batch,
+                Normalizer.of(batch),
+                learning_rate=LEARNING_RATE,
+                norm_limit=-1.0,
+                copies=copies,
+            )
+            for copies in (None, range(half), range(half, layout.dp))
+        ]
+
+    well = alone()
+    if rank == layout.world_size - 1:
+        trainer._loss = BrokenSft(SftSpec())
+        for chunk in trainer.chunks:
+            chunk.register_forward_pre_hook(_break_gradients)
+    return well, alone()
+
+
+def _break_gradients(chunk: Any, _inputs: Any) -> None:
+    """Puts a gradient that is no number where the backward pass adds to it."""
+    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        buffer.grad_data.fill_(math.nan)

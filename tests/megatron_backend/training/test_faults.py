@@ -31,3 +31,24 @@ def test_a_step_above_a_limit_of_its_norm_or_loss_changes_nothing(ranks: Ranks) 
     assert norm > 0.01
     assert loss > 0
     assert finite
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(Layout(dp=2), "qwen2-tied"), (Layout(dp=4, ep=2), "mixtral"), (Layout(dp=2, pp=2), "llama")],
+    ids=["dp2", "dp4ep2", "dp2pp2"],
+)
+def test_half_of_the_copies_compute_a_step_alone(ranks: Ranks, layout: Layout, name: str) -> None:
+    """A half without the broken rank computes what all did before; the others give no number."""
+    answers = ranks.run(layout, fault_ranks.steps_alone, layout, name)
+    for well, broken in answers:
+        assert all(share.finite for share in well)
+        for share in [*well[1:], broken[1]]:
+            assert share.loss == pytest.approx(well[0].loss, rel=1e-5)
+            assert share.gradient_norm == pytest.approx(well[0].gradient_norm, rel=1e-4)
+        assert [share.finite for share in broken] == [False, True, False]
+    spoken = [answers[rank][0] for rank in layout.output_ranks]
+    for place in range(3):  # every row is in one rank's metrics
+        counts = [shares[place].sums.get("entropy", (0.0, 0.0))[1] for shares in spoken]
+        assert sum(counts) == sum(s[0].sums["entropy"][1] for s in spoken)
+    assert all(not shares[1].sums for shares in spoken[layout.dp // 2 :])

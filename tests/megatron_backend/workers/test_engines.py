@@ -29,6 +29,7 @@ class Group:
 
     layout = Layout(tp=2, dp=2)
     own_seconds: tuple[float, ...] = (0.0,) * 4
+    addresses = tuple(f"10.0.0.{rank}" for rank in range(24))
 
     def __init__(self, gpu: str | None, clock: list[float]) -> None:
         self.gpu, self._clock = gpu, clock
@@ -94,3 +95,39 @@ def test_a_step_s_limits_reach_the_ranks() -> None:
     limits = {"learning_rate": 0.1, "norm_limit": 3.0, "loss_limit": 4.0}
     engine.train_step(BATCH, Normalizer.of(BATCH), **limits)
     assert group.calls == [(RankWorker.train_step, limits)]
+
+
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "halves"),
+    [
+        (Layout(tp=4, pp=2), []),
+        (Layout(dp=2), [[0], [1]]),
+        (Layout(tp=2, pp=2, dp=3), [[0], [1, 2]]),
+        (Layout(dp=4, ep=2), [[0, 1], [2, 3]]),  # copies that share experts are on one side
+        (Layout(dp=2, ep=2), []),
+        (Layout(cp=2, dp=2, ep=2), [[0], [1]]),  # experts are shared inside each copy
+        (Layout(cp=2, dp=6, ep=4), [[0, 1], [2, 3, 4, 5]]),
+    ],
+    ids=str,
+)
+def test_halves_of_the_copies_try_a_step_alone(
+    layout: Layout, halves: list[list[int]], critic: bool
+) -> None:
+    group: Any = Group(None, [0.0])
+    group.layout = layout
+    group.call = lambda *args, **options: Group.call(group, *args, **options) * 6
+    engine: RayCritic | RayTrainEngine = (
+        RayCritic(group, warn=print)
+        if critic
+        else RayTrainEngine(group, MODEL, predicts=True, warn=print)
+    )
+    trials = engine.trials(BATCH, Normalizer.of(BATCH))
+    assert [list(options["copies"]) for _, options in group.calls] == halves
+    for method, options in group.calls:
+        assert method is (RankWorker.train_critic if critic else RankWorker.train_step)
+        assert options["norm_limit"] < 0  # not to be taken
+    for trial, half in zip(trials, halves, strict=True):
+        assert trial.result.loss == 1.5
+        ranks = [r for r in range(layout.world_size) if layout.coordinates(r).dp in half]
+        assert trial.ranks == "rank " + ", ".join(f"{rank} (10.0.0.{rank})" for rank in ranks)
