@@ -85,13 +85,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def check_copy(source: Path, target: Path) -> None:
+def check_copy(source: Path, target: Path, *, vocab_size: int = 101) -> None:
     """Every file of weights, and the index, are equal to the byte."""
     names = sorted(path.name for path in source.glob("model*"))
     assert sorted(path.name for path in target.glob("model*")) == names
     for name in names:
         assert (target / name).read_bytes() == (source / name).read_bytes(), name
-    assert read_config(target)["vocab_size"] == 101
+    assert read_config(target)["vocab_size"] == vocab_size
     assert json.loads((target / "generation_config.json").read_text())["eos_token_id"] == 2
 
 
@@ -238,3 +238,18 @@ def test_an_index_may_not_point_out_of_its_folder(tmp_path: Path, file: str) -> 
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": file}}))
     with pytest.raises(ValueError, match="names files outside its folder"):
         SafetensorsFolder(tmp_path)
+
+
+@pytest.mark.slow
+def test_d08_50257_tokens_on_eight_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """Embedding and head are of 51200 rows inside, and of 50257 in the files."""
+    names, layout = ["llama", "qwen2-tied"], Layout(tp=8)
+    sizes = {"vocab_size": 50_257, "num_attention_heads": 8, "num_hidden_layers": 1}
+    for name in names:
+        save_random(name, tmp_path / name, **sizes)
+    ranks.run(layout, copy_all, tmp_path, names, layout)
+    for name in names:
+        check_copy(tmp_path / name, tmp_path / f"{name}-{layout}", vocab_size=50_257)
+    written = SafetensorsFolder(tmp_path / f"llama-{layout}")
+    for tensor in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert written.read(tensor).shape == (50_257, 32)
