@@ -33,7 +33,8 @@ def keys(model: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen2", "qwen2-tied", "qwen3", "mistral", "qwen3_moe", "mixtral"]
+    "name",
+    ["llama", "qwen2", "qwen2-tied", "qwen3", "mistral", "qwen3_moe", "mixtral", "gemma3_text"],
 )
 def test_both_specs_store_the_same_tensors_under_the_same_keys(name: str) -> None:
     config = ModelConfig.from_hf(CONFIGS[name])
@@ -64,3 +65,7 @@ def test_the_modules_are_transformer_engines() -> None:
     assert {"TELayerNormColumnParallelLinear", "TERowParallelLinear"} <= found
     assert any(isinstance(module, TransformerEngineBaseModule) for module in model.modules())
     assert next(model.parameters()).dtype == torch.bfloat16
+    # What keeps filler at 0 is in place there too.
+    assert model.decoder._forward_pre_hooks
+    for layer in model.decoder.layers:
+        assert layer.self_attention.core_attention._forward_hooks

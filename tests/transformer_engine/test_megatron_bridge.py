@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from megatron_backend.models.tensors import SafetensorsFolder
+from megatron_backend.models.tensors import SINGLE_FILE, SafetensorsFolder
+from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from tests.megatron_backend.small_models import read_config, save_random
 from tests.transformer_engine.real_modules import cuda_seems_present, on_cuda
@@ -50,3 +51,25 @@ def test_import_and_export_are_equal_to_the_bit(name: str, tmp_path: Path) -> No
     for tensor_name, tensor in files.items():
         assert torch.equal(tensor.to(torch.bfloat16), exported[tensor_name]), tensor_name
     assert set(files) <= set(exported)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", [*FAMILIES, "mixtral", "gemma3_text"])
+def test_our_export_of_the_same_modules_is_equal_to_the_byte(name: str, tmp_path: Path) -> None:
+    """Experts lie in Transformer Engine's grouped layers there, norms in its linear ones."""
+    from megatron_backend.models.export import export_hf
+    from megatron_backend.models.weights import load_weights
+
+    source, target = tmp_path / "source", tmp_path / "target"
+    save_random(name, source).bfloat16().save_pretrained(source)
+    config = ModelConfig.from_hf(read_config(source))
+    model = on_cuda(config)
+    modules = {type(module).__name__ for module in model.modules()}
+    assert ("TEColumnParallelGroupedLinear" in modules) == (config.moe is not None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    load_weights([model], config, SafetensorsFolder(source))
+    export_hf([model], config, Layout(), target)
+    assert (target / SINGLE_FILE).read_bytes() == (source / SINGLE_FILE).read_bytes()
+    assert read_config(target)["vocab_size"] == 101  # padded to 104 inside
