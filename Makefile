@@ -3,7 +3,7 @@ PY := .venv/bin/python
 # Hundreds of processes import the same modules: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test test-long test-cluster test-fast test-te parity bench lint format lock clean
+.PHONY: setup quickstart test test-long test-soak test-cluster test-fast test-te parity bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh
@@ -23,6 +23,9 @@ test: setup ## the tests, but for those marked `long`
 test-long: setup ## whole jobs that lose ranks, go on elsewhere, learn, are killed over and over; a quarter of an hour
 	-@scripts/bench_peers.sh
 	$(PY) -m pytest $(PARALLEL) -m long $(LONG) $(ARGS)
+
+test-soak: setup ## two jobs that are killed 20 times, in saves too; a quarter of an hour, with PLANISH_SOAK_SEED=2 in another order
+	PLANISH_SOAK_KILLS=20 $(PY) -m pytest -s -m long tests/end_to_end/test_soak.py $(ARGS)
 
 test-cluster: setup ## on real SLURM and Kubernetes of this machine; ONLY=slurm|nodes|rayjobs|kube|helm|image|prometheus
 	@ONLY="$(ONLY)" scripts/test_cluster.sh $(ARGS)
