@@ -2,9 +2,9 @@
 
 They are read from the model anew for each call of `generate`, so a weight sync, which writes into
 the model's parameters, can leave nothing stale behind. In fp32 matrices are copies (`matrices`),
-which take up the norm before them (not experts, whose router reads normed rows too): its weights and
-the square root of how many numbers it is over multiply the columns, and what is left to do in a step
-is to divide by a length.
+which take up the norm before them (not experts, whose router reads normed rows too): its weights
+and the square root of how many numbers it is over multiply the columns, and what is left to do in a
+step is to divide by a length.
 
 Rotary embeddings turn pairs of numbers. A pair is (i, i + head_dim / 2) in the model, and here it
 is (2 i, 2 i + 1): queries and keys are permuted alike, which changes no product of the two, and

@@ -3,8 +3,8 @@
 A step of few rows is bound by how fast the weights come from memory. BLAS, given a matrix as it
 lies, reads it at less than half of that speed; oneDNN, which may lay it out anew first, reads it as
 fast as memory gives it. It also adds, multiplies or applies an activation while the product is in
-registers still. So matrices in fp32 are laid out once for each call of `generate`, at about the cost
-of two steps and of a second copy.
+registers. So matrices in fp32 are laid out once for each call of `generate`, at about the cost of
+two steps and of a second copy.
 
 The operations are those that torch's own compiler has for CPUs. Where a build of torch lacks them,
 and in other formats, the same is done by plain ones.
