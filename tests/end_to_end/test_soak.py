@@ -31,7 +31,7 @@ KILLS = int(os.environ.get("PLANISH_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("PLANISH_SOAK_SEED", "1"))
 SHARES = ((KILLS + 1) // 2, KILLS // 2)
 """Kills of the job that waits for its saves, and of the one that saves in the background."""
-STEPS = 100 + 40 * SHARES[0]
+STEPS = 60 + 40 * SHARES[0]
 SAVED_EVERY, KEPT_EVERY, KEPT_LAST = 5, 20, 2
 KINDS = ("driver", "rank", "rank", "raylet")
 """What is killed first, whatever the seed; the second job begins in the middle of them."""
@@ -236,7 +236,7 @@ def test_jobs_that_are_killed_again_and_again_end_like_a_calm_one(
             attempts = len(client.job(job).attempts)
             print(f"seed {SEED}, background {background}, {attempts} attempts: {killed}")  # noqa: T201
             assert len(killed) == share
-            assert any(kill.in_save for kill in killed)
+            assert any(kill.in_save for kill in killed) or not share
             assert [row.step for row in sick] == list(range(1, STEPS + 1))
             spans = [(row.values["data_start"], row.values["data_end"]) for row in sick]
             assert spans == [(ROWS_A_STEP * s, ROWS_A_STEP * (s + 1)) for s in range(STEPS)]
