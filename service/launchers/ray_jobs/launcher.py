@@ -105,10 +105,11 @@ class RayJobsLauncher:
         if job is None:
             return _forgotten(taker)
         seen = observe(job)
-        if seen.phase is Phase.QUEUED and taker == NOBODY:
+        # Ray may start it all the same, until its command has seen that it is shut out.
+        if taker == NOBODY and seen.phase in (Phase.QUEUED, Phase.RUNNING):
             return Observation(
                 phase=Phase.EXITED,
-                evidence=f"it was shut out before it began ({seen.evidence}: where Ray starts it "
+                evidence=f"it was shut out before it began ({seen.evidence}; where Ray starts it "
                 "after all, it ends at once)",
             )
         return seen
