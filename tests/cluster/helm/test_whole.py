@@ -38,7 +38,8 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
-STEPS, SAVE_EVERY, ROWS_A_STEP = 40, 5, 10
+STEPS, SAVE_EVERY, ROWS_A_STEP = 150, 5, 10
+"""So many that a job is at it still when its third attempt is evicted, which takes some seconds."""
 
 
 @pytest.fixture
