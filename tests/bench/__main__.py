@@ -10,7 +10,8 @@ from tests.bench.statistics import PAIRS
 
 
 def main() -> int:
-    """Measures what was asked for; 1 where something failed or is below its floor."""
+    """Measures what was asked for; 1 where something failed, is below its floor, or is well below
+    what the report had."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="ids or cases, such as B4 B1-7M")
     parser.add_argument("--pairs", type=int, default=PAIRS)
@@ -18,7 +19,8 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="report on a busy machine, marked so")
     arguments = parser.parse_args()
     subprocess.run([measure.ROOT / "scripts" / "bench_peers.sh"], check=True)
-    known = {report.key(entry) for entry in report.read()}
+    before = report.read()
+    known = {report.key(entry) for entry in before}
     failed = False
     for benchmark in catalogue.BENCHMARKS:
         wanted = not arguments.only or {benchmark.id, benchmark.case} & set(arguments.only)
@@ -31,6 +33,10 @@ def main() -> int:
             _say(f"{benchmark.id} {benchmark.case}: not reported. {error}")
             failed = True
             continue
+        drops = report.dropped(entries, before)
+        for line in drops:
+            _say(line)
+        failed |= bool(drops)
         report.record(entries)
         failed |= len(entries) < len(benchmark.rows)
         failed |= not all(entry["holds"] for entry in entries)

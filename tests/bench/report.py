@@ -16,6 +16,8 @@ JSON = ROOT / "docs" / "benchmarks.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PEERS = ROOT / "tests" / "bench" / "peers.txt"
 BEGIN, END = "<!-- table: make bench -->", "<!-- end of table -->"
+MOST_DROP = 0.15
+"""By how much a ratio may be below the one that the report had."""
 
 
 def read(path: Path = JSON) -> list[dict[str, Any]]:
@@ -46,6 +48,19 @@ def record(entries: Sequence[Mapping[str, Any]], *, path: Path = JSON, page: Pat
     path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
     text = page.read_text(encoding="utf-8")
     page.write_text(with_table(text, ordered), encoding="utf-8")
+
+
+def dropped(entries: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to say of ratios that are well below the report's; nothing is said of noisy ones."""
+    steady = {key(entry): entry["median"] for entry in before if not entry["noisy"]}
+    return [
+        f"{entry['id']} {entry['name']}: {entry['median']:.2f} is over {MOST_DROP:.0%} below the "
+        f"{steady[key(entry)]:.2f} of the report"
+        for entry in entries
+        if not entry["noisy"]
+        and key(entry) in steady
+        and entry["median"] < (1 - MOST_DROP) * steady[key(entry)]
+    ]
 
 
 def with_table(text: str, entries: Sequence[Mapping[str, Any]]) -> str:

@@ -50,6 +50,15 @@ def test_entries_take_the_place_of_older_ones(tmp_path: Path) -> None:
     assert "**1.50** (1.40 to 1.60) | 2.0 | 4.0 | 46% | below the floor, noisy |" in text
 
 
+def test_a_ratio_that_drops_is_told_unless_either_is_noisy() -> None:
+    before = [entry("a", 2.0), entry("b", 2.0), entry("c", 2.0, noisy=["busy"])]
+    after = [entry("a", 1.71), entry("b", 1.69), entry("c", 1.0), entry("new", 0.1)]
+    assert report.dropped(after, before) == [
+        "B4 b: 1.69 is over 15% below the 2.00 of the report",
+    ]
+    assert report.dropped([entry("b", 1.0, noisy=["busy"])], before) == []
+
+
 def test_the_page_shows_what_the_report_says() -> None:
     text = report.PAGE.read_text(encoding="utf-8")
     assert text == report.with_table(text, report.read())
