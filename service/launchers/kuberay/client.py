@@ -7,7 +7,7 @@ is none, `Refused` (it will never take that), or `LauncherUnavailable` (nothing 
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Api:
         """Closes its connections; a stream that somebody reads ends."""
         with self._lock:
             for stream in self._streams:
-                stream.shutdown()
+                _end(stream)
             if self._opened is not None:
                 self._opened.rest_client.pool_manager.clear()
                 self._opened = None
@@ -267,6 +267,16 @@ def _message(body: bytes | str) -> str:
 def _raise_unless_absent(error: Refused) -> None:
     if error.status != NOT_FOUND:
         raise LauncherUnavailable(f"the Kubernetes API server refuses: {error}") from error
+
+
+def _end(stream: urllib3.HTTPResponse) -> None:
+    """Ends a stream that another thread reads, if the server has not ended it already.
+
+    Whoever reads a stream's last bytes gives its socket back before anybody else can know; what
+    `shutdown` then finds is a socket that is closed (OSError) or gone (the others).
+    """
+    with suppress(OSError, RuntimeError, ValueError):
+        stream.shutdown()
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

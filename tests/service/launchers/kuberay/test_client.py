@@ -7,7 +7,14 @@ import pytest
 
 from service.launchers import LauncherUnavailable
 from service.launchers.kuberay.client import Api, Refused
-from tests.service.launchers.kuberay.api_server import Answer, ApiServer, Asked, refusal, serving
+from tests.service.launchers.kuberay.api_server import (
+    Answer,
+    ApiServer,
+    Asked,
+    refusal,
+    serving,
+    thing,
+)
 
 
 @contextmanager
@@ -89,3 +96,14 @@ def test_a_server_that_is_away_and_a_config_that_is_missing_say_so(tmp_path: Pat
     kubeconfig.unlink()
     with pytest.raises(LauncherUnavailable, match="no way to reach Kubernetes"):
         Api("ns", kubeconfig=str(kubeconfig)).get_rayjob("x")
+
+
+def test_a_stream_that_the_server_has_just_ended_does_not_keep_the_client_from_closing(
+    tmp_path: Path,
+) -> None:
+    event = {"type": "ADDED", "object": thing("a", 1)}
+    with api(tmp_path, Answer(events=[event, event])) as (client, _):
+        stream = client.watch("rayjobs", "", "1", seconds=60)
+        assert next(stream) == event  # it was read to its end, which gave its socket back
+        client.close()
+        assert list(stream) == [event]
