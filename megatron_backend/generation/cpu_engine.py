@@ -188,17 +188,18 @@ class _BatchRun:
             self._tokens[active, step] = tokens
             self._log_probs[active, step] = log_probs
             stopped = self._stop[tokens]
-            ends = ~done & (stopped | (self._limits[active] == step + 1))
-            self._lengths[active[ends]] = step + 1
-            self._stopped[active[ends]] = stopped[ends]
-            done |= ends
-            finished = int(done.sum())
-            if finished == len(active):
-                return
-            if 4 * finished >= len(active):
-                kept = (~done).nonzero()[:, 0]
-                self._cache.keep(kept)
-                active, done, tokens = active[kept], done[kept], tokens[kept]
+            ends = (stopped | (self._limits[active] == step + 1)) & ~done
+            if bool(ends.any()):
+                self._lengths[active[ends]] = step + 1
+                self._stopped[active[ends]] = stopped[ends]
+                done |= ends
+                finished = int(done.sum())
+                if finished == len(active):
+                    return
+                if 4 * finished >= len(active):
+                    kept = (~done).nonzero()[:, 0]
+                    self._cache.keep(kept)
+                    active, done, tokens = active[kept], done[kept], tokens[kept]
             logits = self._decoder.step(tokens, self._cache)
 
     def _draw(self, logits: Tensor, active: Tensor, step: int) -> tuple[Tensor, Tensor]:
