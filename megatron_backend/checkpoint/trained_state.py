@@ -5,6 +5,7 @@ those of the whole model's; the other's begin with a prefix (`contents.CRITIC`).
 are no tensors are under the same prefix.
 """
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -115,7 +116,11 @@ def _sharded_weights(chunks: Sequence[GPTModel]) -> dict[str, Any]:
 
 def _empty_parts(optimizer: MegatronOptimizer, weights: dict[str, Any]) -> list[dict[str, Any]]:
     """What each of Megatron's optimizers of this rank wants to have loaded."""
-    state = optimizer.sharded_state_dict(dict(weights), is_loading=True, metadata=dict(_FORMAT))
+    gc.freeze()  # Megatron collects garbage here; what is alive already need not be looked through
+    try:
+        state = optimizer.sharded_state_dict(dict(weights), is_loading=True, metadata=dict(_FORMAT))
+    finally:
+        gc.unfreeze()
     return [state] if "param_state" in state else [state[index] for index in sorted(state)]
 
 

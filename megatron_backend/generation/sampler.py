@@ -99,11 +99,11 @@ def greedy(logits: Tensor, *, shard: VocabularyShard) -> tuple[Tensor, Tensor]:
     """
     real = _without_padding(logits, shard)
     largest, column = _first_largest(real)
+    if shard.group is None:
+        return column, _checked(_at(real.log_softmax(-1), column))
+
     peak = _finite_peak(largest)
     mass = (real - peak[:, None]).exp_().sum(-1).double()
-    if shard.group is None:
-        return column, _log_prob(peak, peak, _checked(mass))
-
     local = torch.stack([peak.double(), (column + shard.start).double(), mass])
     peaks, tokens, masses = _gather(local, shard.group).unbind(1)
     highest, owner = peaks.max(dim=0)
@@ -125,13 +125,14 @@ def _finite_peak(largest: Tensor) -> Tensor:
     return largest.clamp(min=torch.finfo(largest.dtype).min)
 
 
-def _checked(total: Tensor) -> Tensor:
-    if not bool(torch.isfinite(total).all()):
+def _checked(of_rows: Tensor) -> Tensor:
+    """What is finite only where all of a row's logits are."""
+    if not bool(torch.isfinite(of_rows).all()):
         raise FloatingPointError(
             "the model's logits are not finite, so nothing can be sampled: its weights have "
             "diverged (lower the learning rate), or were never loaded"
         )
-    return total
+    return of_rows
 
 
 def _blocks(values: Tensor) -> Tensor:
