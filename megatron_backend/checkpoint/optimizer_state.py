@@ -4,10 +4,13 @@ Megatron's distributed optimizer keeps weights and moments as flat shards over d
 Its `fully_reshardable` form puts them together again: each rank copies its shards into one buffer,
 all ranks' buffers are gathered into another, and each parameter is a slice of that. Where there is
 one data-parallel rank nothing has to be gathered, and each slice is a tensor that is there already:
-two copies of the whole state, which training would wait for, are saved.
+two copies of the whole state, which training would wait for, are saved. A load makes an empty
+buffer in the same way, and it too can do without.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,13 +27,22 @@ def whole_state(
         weights: sharded state dicts of the model's chunks.
         metadata: names the form.
     """
-    if optimizer.data_parallel_group.size() > 1:
+    with without_copies([optimizer]):
         return dict(optimizer.sharded_param_state_fully_reshardable(weights, metadata=metadata))
-    optimizer.get_parameter_state_dp_zero = lambda **_: _tensors_in_place(optimizer)
+
+
+@contextmanager
+def without_copies(optimizers: Iterable[DistributedOptimizer]) -> Iterator[None]:
+    """Inside the block the form's tensors are those that are there already, where all of an
+    optimizer's state is on this rank: a save reads from them, and a load writes into them."""
+    alone = [each for each in optimizers if each.data_parallel_group.size() == 1]
+    for each in alone:
+        each.get_parameter_state_dp_zero = partial(_tensors_in_place, each)
     try:
-        return dict(optimizer.sharded_param_state_fully_reshardable(weights, metadata=metadata))
+        yield
     finally:
-        del optimizer.get_parameter_state_dp_zero  # the class has its own
+        for each in alone:
+            del each.get_parameter_state_dp_zero  # the class has its own
 
 
 def start_moments(optimizer: DistributedOptimizer) -> None:
@@ -53,7 +65,7 @@ class _Slices:
         return self._tensors[span.start, span.stop]
 
 
-def _tensors_in_place(optimizer: DistributedOptimizer) -> dict[int, Any]:
+def _tensors_in_place(optimizer: DistributedOptimizer, **_: Any) -> dict[int, Any]:
     """What `get_parameter_state_dp_zero` gives, without copies."""
     state: dict[int, Any] = {}
     for index, ranges in enumerate(optimizer.gbuf_ranges):

@@ -20,7 +20,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_backend.checkpoint.local_plan import State
-from megatron_backend.checkpoint.optimizer_state import start_moments, whole_state
+from megatron_backend.checkpoint.optimizer_state import (
+    start_moments,
+    whole_state,
+    without_copies,
+)
 
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 _EXPERTS = "is_expert_parallel"
@@ -118,7 +122,10 @@ def _empty_parts(optimizer: MegatronOptimizer, weights: dict[str, Any]) -> list[
     """What each of Megatron's optimizers of this rank wants to have loaded."""
     gc.freeze()  # Megatron collects garbage here; what is alive already need not be looked through
     try:
-        state = optimizer.sharded_state_dict(dict(weights), is_loading=True, metadata=dict(_FORMAT))
+        with without_copies(optimizer.chained_optimizers):
+            state = optimizer.sharded_state_dict(
+                dict(weights), is_loading=True, metadata=dict(_FORMAT)
+            )
     finally:
         gc.unfreeze()
     return [state] if "param_state" in state else [state[index] for index in sorted(state)]
