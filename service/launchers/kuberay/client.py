@@ -36,7 +36,7 @@ class Gone(Exception):
 
 
 class Api:
-    """One namespace of one cluster. Connects at its first request."""
+    """One namespace of one cluster. Connects at its first request, and not once it is closed."""
 
     def __init__(
         self,
@@ -59,12 +59,14 @@ class Api:
         self._context = context
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
+        self._closed = False
         self._opened: kubernetes.client.ApiClient | None = None
         self._streams: set[urllib3.HTTPResponse] = set()
 
     def close(self) -> None:
-        """Closes its connections; a stream that somebody reads ends."""
+        """Closes its connections for good; a stream that somebody reads ends."""
         with self._lock:
+            self._closed = True
             for stream in self._streams:
                 _end(stream)
             if self._opened is not None:
@@ -179,9 +181,11 @@ class Api:
 
     @contextmanager
     def _kept(self, stream: urllib3.HTTPResponse) -> Iterator[None]:
-        """Inside the block `close` ends the stream."""
+        """Inside the block `close` ends the stream, also where it came first."""
         with self._lock:
             self._streams.add(stream)
+            if self._closed:
+                _end(stream)
         try:
             yield
         finally:
@@ -213,6 +217,8 @@ class Api:
 
     def _client(self) -> kubernetes.client.ApiClient:
         with self._lock:
+            if self._closed:
+                raise LauncherUnavailable("the connection to Kubernetes is closed")
             if self._opened is None:
                 self._opened = self._open()
             return self._opened
@@ -273,9 +279,10 @@ def _end(stream: urllib3.HTTPResponse) -> None:
     """Ends a stream that another thread reads, if the server has not ended it already.
 
     Whoever reads a stream's last bytes gives its socket back before anybody else can know; what
-    `shutdown` then finds is a socket that is closed (OSError) or gone (the others).
+    `shutdown` then finds is a socket that is closed (OSError) or gone (the others). It may go even
+    between urllib3's look and its call, which is then one of None (TypeError, AttributeError).
     """
-    with suppress(OSError, RuntimeError, ValueError):
+    with suppress(OSError, RuntimeError, ValueError, TypeError, AttributeError):
         stream.shutdown()
 
 

@@ -36,9 +36,9 @@ class Health:
     heard_at: float | None
     """`time.monotonic()` when the server last said anything; null before that."""
     lists: int
-    """How often it listed: once, and once more for each 410 or change of servers."""
+    """How often it listed: once, and once more for each 410 or answer that was not understood."""
     failures: int
-    """How often the server was not there, or refused."""
+    """How often the server was not there, refused, or was not understood."""
 
 
 class Watch:
@@ -124,11 +124,24 @@ class Watch:
             except (LauncherUnavailable, Refused) as error:
                 if self._stopping.is_set():
                     return
-                self._failures += 1
                 if not failed:
                     _log.warning("the watch of %s broke and is tried again: %s", self._kind, error)
-                self._stopping.wait(_PAUSES[min(failed, len(_PAUSES) - 1)])
-                failed += 1
+                failed = self._pause(failed)
+            except Exception:
+                # A reader whose connection is closed over TLS may get bytes that make no sense.
+                if self._stopping.is_set():
+                    return
+                # A kubeconfig that is half written, an answer of something that is no API server:
+                # without this thread nobody would hear of any object again.
+                _log.exception("the watch of %s broke and begins anew", self._kind)
+                version = None
+                failed = self._pause(failed)
+
+    def _pause(self, failed: int) -> int:
+        """Waits after a failure, longer after each; how many there were in a row."""
+        self._failures += 1
+        self._stopping.wait(_PAUSES[min(failed, len(_PAUSES) - 1)])
+        return failed + 1
 
     def _list(self) -> str:
         method = {"rayjobs": self._api.rayjobs, "pods": self._api.pods}[self._kind]

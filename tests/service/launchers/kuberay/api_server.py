@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +29,7 @@ class Answer:
 
     body: Any = field(default_factory=dict)
     status: int = 200
-    events: Sequence[Any] | None = None
+    events: Iterable[Any] | None = None
     cut: bool = False
     """The stream ends in the middle of a line."""
 

@@ -1,6 +1,6 @@
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,13 +89,64 @@ def test_every_call_has_a_time_limit(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_away_and_a_config_that_is_missing_say_so(tmp_path: Path) -> None:
-    with api(tmp_path, Answer({})) as (client, server):
-        kubeconfig = server.kubeconfig
+    with serving(tmp_path, lambda _: Answer({})) as server:
+        client = Api("ns", kubeconfig=str(server.kubeconfig), timeout_seconds=0.5)
     with pytest.raises(LauncherUnavailable, match="does not answer"):
         client.get_rayjob("x")
-    kubeconfig.unlink()
+    client.close()
+    server.kubeconfig.unlink()
     with pytest.raises(LauncherUnavailable, match="no way to reach Kubernetes"):
-        Api("ns", kubeconfig=str(kubeconfig)).get_rayjob("x")
+        Api("ns", kubeconfig=str(server.kubeconfig)).get_rayjob("x")
+
+
+def test_a_client_that_is_closed_does_not_connect_again(tmp_path: Path) -> None:
+    with api(tmp_path, Answer({})) as (client, server):
+        client.get_rayjob("x")
+        client.close()
+        with pytest.raises(LauncherUnavailable, match="is closed"):
+            client.get_rayjob("x")
+        assert len(server.asked) == 1
+
+
+class Stream:
+    """Of a response, what ends it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.ended = False
+
+    def shutdown(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.ended = True
+
+
+def kept(client: Api, stream: Stream) -> AbstractContextManager[None]:
+    return client._kept(stream)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("'NoneType' object is not callable"),
+        AttributeError("'NoneType' object has no attribute 'shutdown'"),
+    ],
+    ids=["type", "attribute"],
+)
+def test_a_stream_that_goes_while_it_is_ended_does_not_keep_the_others_open(
+    error: Exception,
+) -> None:
+    client, streams = Api("ns"), [Stream(error), Stream(), Stream()]
+    with kept(client, streams[0]), kept(client, streams[1]), kept(client, streams[2]):
+        client.close()
+        assert [stream.ended for stream in streams] == [False, True, True]
+
+
+def test_a_stream_that_was_answered_before_a_close_is_ended_after_it() -> None:
+    client, stream = Api("ns"), Stream()
+    client.close()
+    with kept(client, stream):
+        assert stream.ended
 
 
 def test_a_stream_that_the_server_has_just_ended_does_not_keep_the_client_from_closing(

@@ -173,3 +173,79 @@ def test_who_is_told_of_a_change_and_fails_does_not_end_the_watch(
             watched.join(SECONDS)
     assert watched.health.lists == 1
     assert "stale file handle of b" in caplog.text
+
+
+def test_an_answer_that_is_not_understood_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "_PAUSES", (0.01,))
+    history = History(
+        [Answer({"metadata": {}}), listed(1), listed(5, thing("a", 4))],
+        [Answer(events=[{"type": "ADDED", "object": {}}])],
+    )
+    with watching(tmp_path, history) as (watched, _):
+        wait_until(lambda: watched.get("a"), "`a` is seen", SECONDS)
+        assert watched.health.lists == 2
+        assert watched.health.failures == 2
+    assert "KeyError: 'items'" in caplog.text
+
+
+def test_a_stream_that_is_answered_after_a_close_does_not_keep_the_watch(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def held() -> Iterator[dict[str, Any]]:
+        released.wait(SECONDS)
+        yield event("ADDED", thing("a", 2))
+
+    def reply(asked: Asked) -> Answer:
+        if "watch" not in asked.query:
+            return listed(1)
+        watched.stop()
+        api.close()
+        return Answer(events=held())
+
+    with serving(tmp_path, reply) as server:
+        api = Api("ns", kubeconfig=str(server.kubeconfig), timeout_seconds=5)
+        watched = Watch(api, "rayjobs", "a=b")
+        watched.start()
+        try:
+            thread = watched._thread
+            assert thread is not None
+            watched.join(5)
+            assert not thread.is_alive()
+        finally:
+            released.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("Read on closed or unwrapped SSL socket."),
+        UnicodeDecodeError("utf-8", b"\x80", 0, 1, "invalid start byte"),
+    ],
+    ids=["closed", "encrypted"],
+)
+def test_what_a_reader_sees_of_a_close_is_no_failure(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading, closed = threading.Event(), threading.Event()
+
+    class Closing(Api):
+        def rayjobs(self, _selector: str) -> dict[str, Any]:
+            found: dict[str, Any] = listed(1).body
+            return found
+
+        def watch(self, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+            reading.set()
+            assert closed.wait(SECONDS)
+            raise error
+            yield
+
+    watched = Watch(Closing("ns"), "rayjobs", "a=b")
+    watched.start()
+    assert reading.wait(SECONDS)
+    watched.stop()
+    closed.set()
+    watched.join(SECONDS)
+    assert watched.health.failures == 0
+    assert not caplog.records
