@@ -106,8 +106,13 @@ class Pusher:
             token = self._token_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError as error:
             return f"{error.filename} is not there"
-        self._spool.sync()  # the service must hold nothing that this machine could forget
-        events = self._spool.read(self._held + 1, max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
+        except OSError as error:
+            return f"the job's folder cannot be read: {error}"
+        try:
+            self._spool.sync()  # the service must hold nothing that this machine could forget
+            events = self._spool.read(self._held + 1, max_events=MAX_EVENTS, max_bytes=MAX_BYTES)
+        except OSError as error:
+            return f"the events on disk cannot be synced or read: {error}"
         try:
             response = client.post(
                 endpoint + self._path,

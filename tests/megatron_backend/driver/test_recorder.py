@@ -1,5 +1,6 @@
 """Events are numbered without a gap, survive kill -9, and reach a service that comes and goes."""
 
+import errno
 import json
 import os
 import signal
@@ -193,6 +194,47 @@ def test_an_attempt_that_the_service_does_not_know_yet_waits_for_its_token(job_d
         wait_for_events(service, 1, 2)
         recorder.close()
     assert service.events == spooled(job_dir)
+
+
+@pytest.mark.parametrize("method", ["sync", "read"])
+def test_a_disk_that_fails_once_does_not_end_the_pushing(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    whole = getattr(EventSpool, method)
+    calls = []
+
+    def failing(spool: EventSpool, *args: int, **options: int) -> object:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return whole(spool, *args, **options)
+
+    monkeypatch.setattr(EventSpool, method, failing)
+    service = Service(job_dir)
+    with service.listening():
+        recorder = make(job_dir)
+        recorder.record("started", {"world_size": 1})
+        wait_until(lambda: calls, "the disk fails", SECONDS)
+        recorder.record("metrics", {"loss": 2.0}, step=1)
+        wait_for_events(service, 1, 2)
+        recorder.close()
+
+
+def test_a_token_that_cannot_be_read_for_a_while_does_not_end_the_pushing(
+    job_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = job_dir / "attempts" / "1" / "token"
+    token.unlink()
+    token.mkdir()  # reading it is an OSError, for root too
+    service = Service(job_dir)
+    with service.listening():
+        recorder = make(job_dir)
+        recorder.record("started", {"world_size": 1})
+        wait_until(lambda: "the job's folder cannot be read" in caplog.text, "it says so", SECONDS)
+        token.rmdir()
+        token.write_text(TOKEN + "\n")
+        wait_for_events(service, 1)
+        recorder.close()
 
 
 def test_service_that_forgot_gets_old_events_again(job_dir: Path) -> None:
