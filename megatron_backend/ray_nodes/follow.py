@@ -3,12 +3,11 @@
 import contextlib
 import signal
 import socket
-import tempfile
 import time
 from pathlib import Path
 
 from megatron_backend.ray_nodes.meeting import START_SECONDS, TICK_SECONDS, Meeting, Peer
-from megatron_backend.ray_nodes.process import RayProcess, StepFailed, machine
+from megatron_backend.ray_nodes.process import RayProcess, StepFailed, machine, ray_folder
 from megatron_backend.signals import END_SIGNALS
 
 
@@ -30,11 +29,11 @@ def follow(folder: Path) -> int:
         leader = Peer(connection)
         leader.say(token=meeting.token)
         address = _ray_address(leader)
-        log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="planish-")), "start.log")
+        own = ray_folder(stack)
         raylet = RayProcess(
-            [f"--address={address}"],
+            [f"--address={address}", f"--temp-dir={own}"],
             address=connection.getsockname()[0],
-            log=log,
+            log=own / "start.log",
             token=meeting.token,
         )
         stack.callback(raylet.kill)

@@ -2,13 +2,10 @@
 
 import contextlib
 import hmac
-import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +23,7 @@ from megatron_backend.ray_nodes.process import (
     RayProcess,
     StepFailed,
     ray_environment,
+    ray_folder,
     say,
 )
 from megatron_backend.signals import END_SIGNALS
@@ -90,14 +88,12 @@ def lead(folder: Path, tasks: int, driver: Sequence[str]) -> int:
 
 def start_head(host: str, token: str, stack: contextlib.ExitStack) -> RayProcess:
     """The head of a new Ray, which ends with the stack."""
-    # Short, since the paths of Ray's sockets may not be longer than 107 characters.
-    folder = tempfile.mkdtemp(prefix="planish-ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    folder = ray_folder(stack)
     head = RayProcess(
         [*_HEAD_WITHOUT, f"--temp-dir={folder}"],
         head=True,
         address=host,
-        log=Path(folder, "start.log"),
+        log=folder / "start.log",
         token=token,
     )
     stack.callback(head.kill)

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +111,19 @@ class RayProcess:
                 env=ray_environment(self._token),
                 start_new_session=True,
             )
+
+
+def ray_folder(stack: contextlib.ExitStack) -> Path:
+    """A new folder for Ray on this machine, which goes with the stack.
+
+    Each machine has its own: a Ray that is told none takes the head's path, and leaves it there.
+    """
+    parent = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+    parent.mkdir(parents=True, exist_ok=True)
+    # Short, since the paths of Ray's sockets may not be longer than 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="planish-ray-", dir=parent))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def ray_environment(token: str) -> dict[str, str]:

@@ -6,21 +6,27 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megatron_backend.ray_nodes import follow as follow_module
 from megatron_backend.ray_nodes import lead as lead_module
 from megatron_backend.ray_nodes import meeting as meeting_module
 from megatron_backend.ray_nodes import process as process_module
+from megatron_backend.ray_nodes.follow import follow
 from megatron_backend.ray_nodes.lead import SAME_SIGNAL_SECONDS, Gathering, Signals
 from megatron_backend.ray_nodes.meeting import Meeting, Peer, own_address
 from megatron_backend.ray_nodes.process import RayProcess, StepFailed
 from tests.waiting import wait_until
+
+SECONDS = 20.0
 
 LEAD = """
 import sys
@@ -293,6 +299,54 @@ def test_a_machine_has_a_cpu_for_each_of_its_gpus(
     assert f"--num-gpus={gpus or 0}" in arguments
 
 
+class RayOfAFollower:
+    """Of `RayProcess`, its folder of a session."""
+
+    def __init__(self, arguments: Sequence[str], **_more: object) -> None:
+        named = [a.removeprefix("--temp-dir=") for a in arguments if a.startswith("--temp-dir=")]
+        # Without a folder of its own it takes the head's.
+        self.session = Path(*(named or [os.environ["RAY_TMPDIR"], "head"]), "session_1")
+        (self.session / "logs").mkdir(parents=True)
+
+    def started(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        """It lives."""
+
+    def kill(self) -> None:
+        assert self.session.exists()
+
+
+@pytest.mark.usefixtures("step", "signals")
+def test_a_follower_leaves_nothing_of_its_ray_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_module, "RayProcess", RayOfAFollower)
+    scratch = tmp_path / "scratch"  # which is not there yet
+    monkeypatch.setenv("RAY_TMPDIR", str(scratch))
+    during: list[str] = []
+
+    def play_leader(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            peer = Peer(connection)
+            assert peer.hear(SECONDS) == {"token": "secret"}
+            peer.say(address="10.0.0.1:5")
+            assert peer.hear(SECONDS) == {"up": True}
+            during.extend(path.name for path in scratch.glob("*/session_*"))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+        replace(meeting_of("5.0.0"), port=port).write(tmp_path / "ray.json")
+        leader = threading.Thread(target=play_leader, args=(listener,))
+        leader.start()
+        assert follow(tmp_path) == 0
+        leader.join()
+    assert during == ["session_1"]
+    assert list(scratch.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_ray_that_does_not_start_is_told_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -316,12 +370,19 @@ class Step:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
+        # Not in `folder`, since the paths of Ray's sockets have to be short.
+        self.ray_folder = Path(stack.enter_context(tempfile.TemporaryDirectory("", "r", "/tmp")))
         (folder / "driver.py").write_text(DRIVER)
         self.leader = self._start(0, LEAD, str(folder / "driver.py"), str(folder))
         self.follower = self._start(1, FOLLOW)
 
     def _start(self, task: int, code: str, *more: str) -> subprocess.Popen[bytes]:
-        variables = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "2"}
+        variables = {
+            "SLURM_JOB_ID": "5",
+            "SLURM_STEP_ID": "0",
+            "SLURM_CPUS_ON_NODE": "2",
+            "RAY_TMPDIR": str(self.ray_folder),
+        }
         with (self.folder / f"task{task}.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, str(self.folder), *more],
@@ -365,3 +426,4 @@ def test_two_machines_one_ray_and_an_end_that_ranks_outlive(tmp_path: Path) -> N
         assert not (tmp_path / "ray.json").exists()
         for pid in ranks:
             assert not Path(f"/proc/{pid}").exists()
+        assert list(step.ray_folder.iterdir()) == []
