@@ -146,13 +146,20 @@ class _Transfer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         over_time = threading.Timer(max(0.0, self._ends - time.monotonic()), self._process.kill)
-        over_time.start()
-        with self._process.stdout as stdout:
-            text = stdout.read()
-        code = self._process.wait()
-        over_time.cancel()
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        over_time.daemon = True
+        try:
+            over_time.start()
+            with self._process.stdout as stdout:
+                text = stdout.read()
+            code = self._process.wait()
+        except BaseException:  # the driver was told to end: nobody waits for the copy any more
+            self._process.kill()
+            self._process.wait()
+            raise
+        finally:
+            over_time.cancel()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         # Any number that says "storage": an attempt that ends for it is one that is tried again.
         if code != 0 and time.monotonic() >= self._ends:
             words = f"{self.request['url']}: no end within {self.deadline:g} s"
