@@ -3,7 +3,7 @@ PY := .venv/bin/python
 # Hundreds of processes import the same modules: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup quickstart test test-long test-soak test-cluster test-fast test-te parity bench lint format lock clean
+.PHONY: setup quickstart test test-long test-soak test-cluster test-te parity bench lint format lock clean
 
 setup: ## make .venv from the lock file (returns at once when nothing changed)
 	@scripts/setup.sh

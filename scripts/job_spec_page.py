@@ -48,8 +48,8 @@ training: {steps: 100}
 ## What is checked between fields
 
 - `parallel` goes with the machines, the model and the batch: [planning](planning.md) has every
-  rule. On GPUs, tp x cp x pp x dp is nodes x gpus_per_node; `dp: auto` is what is left, and 1 on
-  the CPU.
+  rule. On GPUs, tp x cp x pp x dp is nodes x gpus_per_node, less the ranks of a teacher and a
+  reward model; `dp: auto` is what is left, and on the CPU the least that uses all machines evenly.
 - `rollout.layout.tp` keeps to the same rules for tp where the job samples; it also divides the
   number of ranks, and the vocabulary as training pads it.
 - `precision` goes with the GPUs: a job that samples on them needs bf16, a recipe of FP8 needs cards

@@ -37,7 +37,8 @@ class Settings(BaseModel):
     model_roots: tuple[Path, ...] = ()
     """Folders that jobs may read models and tokenizers from, besides `data_dir`/models."""
     data_roots: tuple[Path, ...] = ()
-    """Folders that environments may read files of questions from, besides `data_dir`/data."""
+    """Folders that jobs may read rows and environments their files from, besides
+    `data_dir`/data."""
     bootstrap_key: SecretStr | None = None
     """An API key to accept from the start; null makes one at the first start."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1 * MIB

@@ -20,7 +20,9 @@ def serve(
     ] = None,
     data_root: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder that environments may read files from; may be given again."),
+        typer.Option(
+            help="Folder that jobs read rows and environments files from; may be given again."
+        ),
     ] = None,
     public_url: Annotated[
         str | None, typer.Option(help="How workers reach the service, where not by host and port.")

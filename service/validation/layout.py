@@ -20,8 +20,9 @@ type Sizes = ParallelSpec | Layout
 def resolve_layout(spec: JobSpec) -> tuple[Layout | None, list[FieldProblem]]:
     """The layout with `dp: auto` resolved, or None and what is wrong with it.
 
-    On GPUs there is one rank per GPU, so tp x cp x pp x dp must be nodes x gpus_per_node. On the
-    CPU any number of ranks shares a machine, and `auto` is the least that uses all machines.
+    On GPUs there is one rank per GPU, so tp x cp x pp x dp must be nodes x gpus_per_node, less the
+    ranks of a teacher and a reward model. On the CPU any number of ranks shares a machine, and
+    `auto` is the least that uses all machines.
     """
     problems = _dimensions(spec.parallel)
     dp, found = _resolve_dp(spec)
