@@ -67,6 +67,25 @@ def export(
     root.mkdir(exist_ok=True)
     sweep(root, fence)
     staged = root / f".tmp-{step_name(step)}-{job.attempt}-{secrets.token_hex(4)}"
+    target = root / step_name(step)
+    try:
+        difference = _write(job, group, staged)
+        _publish(staged, target, fence)
+    except BaseException:  # it is as large as the model, and a job that failed may be its last try
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    recorder.record(
+        "export", {"step": step, "path": str(target), "max_logit_diff": difference}, step=step
+    )
+    return target
+
+
+def _write(job: Job, group: "WorkerGroup[RankWorker]", staged: Path) -> float | None:
+    """Writes and compares the files; the largest difference, where logits or scores were compared.
+
+    Raises:
+        JobFailure: see `export`.
+    """
     group.call(RankWorker.export_hf, str(staged))
     copy_tokenizer(Path(job.context.model.tokenizer), staged)
     difference = None
@@ -76,15 +95,23 @@ def export(
             scores = job.context.spec.algorithm.head == "value"
             difference = (_check_scores if scores else _check_logits)(job, group, staged)
     fsync_tree(staged)
-    target = root / step_name(step)
+    return difference
+
+
+def _publish(staged: Path, target: Path, fence: Fence) -> None:
+    """Gives the files their name, in place of an export that an attempt left before it died.
+
+    Raises:
+        StaleAttempt: a newer attempt has taken over; nothing was published.
+    """
     with fence.held():
-        if target.exists():  # an attempt that died before it could say so
-            move(target, root / f".replaced-{target.name}-{secrets.token_hex(4)}")
+        if not target.exists():
+            move(staged, target)
+            return
+        replaced = target.parent / f".replaced-{target.name}-{secrets.token_hex(4)}"
+        move(target, replaced)
         move(staged, target)
-    recorder.record(
-        "export", {"step": step, "path": str(target), "max_logit_diff": difference}, step=step
-    )
-    return target
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sweep(root: Path, fence: Fence) -> None:

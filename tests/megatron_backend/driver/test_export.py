@@ -1,26 +1,37 @@
 """The comparisons before an export is published see what is wrong with it."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from algorithms.errors import JobFailure
 from megatron_backend.checkpoint.fence import Fence, StaleAttempt
+from megatron_backend.driver import export as export_module
 from megatron_backend.driver.export import (
     SCORE_TOLERANCE,
     SCORED_ROWS,
     TOLERANCE,
+    Difference,
     compare,
     compare_scores,
+    export,
     probe_tokens,
     sweep,
 )
+from megatron_backend.driver.job import open_job
+from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.models.tensors import SafetensorsFolder
+from megatron_backend.workers.group import WorkerGroup
+from megatron_backend.workers.rank import RankWorker
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
+from tests.megatron_backend.driver import tiny_job
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.small_models import read_config, save_random
 
@@ -140,3 +151,83 @@ def test_only_the_newest_attempt_sweeps(tmp_path: Path) -> None:
     assert len(list(root.iterdir())) == 2
     sweep(root, Fence(tmp_path, 2))
     assert [path.name for path in root.iterdir()] == ["step-00000002"]
+
+
+class OneRank:
+    """A group whose only rank writes a small model, and may die of it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def call(self, method: Callable[..., Any], argument: Any) -> list[Any]:
+        if method is RankWorker.export_hf:
+            save_random("qwen2", Path(argument))
+            if self.error is not None:
+                raise self.error
+        return [[0.0] if method is RankWorker.logits else None]
+
+
+class Recorded:
+    """A recorder that keeps the kinds."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+
+    def record(self, kind: str, _data: object, *, step: int) -> None:
+        self.kinds.append(f"{kind} {step}")
+
+
+def export_step(folder: Path, group: OneRank) -> list[str]:
+    """Exports step 4 as the first attempt of the job in `folder`; what was recorded."""
+    fence, recorder = Fence(folder, 1), Recorded()
+    fence.take()
+    export(
+        open_job(folder, 1),
+        fence,
+        cast(WorkerGroup[RankWorker], group),
+        cast(SpoolRecorder, recorder),
+        step=4,
+    )
+    return recorder.kinds
+
+
+def exported(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "exports").iterdir())
+
+
+def differ_by(monkeypatch: pytest.MonkeyPatch, relative: float) -> None:
+    """What the comparison of logits finds."""
+    difference = Difference(largest=1.0, relative=relative)
+    monkeypatch.setattr(export_module, "compare", lambda *_: difference)
+
+
+def test_an_export_that_is_refused_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differ_by(monkeypatch, 1.0)
+    folder = tiny_job.write_job(tmp_path / "job")
+    with pytest.raises(JobFailure, match="nothing was exported"):
+        export_step(folder, OneRank())
+    assert exported(folder) == []
+
+
+def test_an_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    folder = tiny_job.write_job(tmp_path / "job")
+    with pytest.raises(OSError, match="No space left"):
+        export_step(folder, OneRank(OSError(28, "No space left on device")))
+    assert exported(folder) == []
+
+
+def test_an_export_takes_the_place_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an attempt died after it had published and before it could say so."""
+    differ_by(monkeypatch, 0.0)
+    folder = tiny_job.write_job(tmp_path / "job")
+    earlier = folder / "exports" / "step-00000004"
+    earlier.mkdir(parents=True)
+    (earlier / "old").touch()
+    assert export_step(folder, OneRank()) == ["export 4"]
+    assert exported(folder) == ["step-00000004"]
+    assert not (earlier / "old").exists()
+    assert (earlier / "model.safetensors").exists()
