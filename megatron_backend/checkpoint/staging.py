@@ -74,7 +74,7 @@ class StagedFiles:
     """Files in memory, and the process that writes them to disk."""
 
     def __init__(self) -> None:
-        self._descriptor = os.memfd_create("planish-checkpoint", os.MFD_CLOEXEC)
+        self._descriptor = -1  # made when it is first needed, since that can fail
         self._memory: mmap.mmap | None = None
         self._files: list[tuple[str, int, int]] = []
         self._end = 0
@@ -82,7 +82,11 @@ class StagedFiles:
         self._result: Written | None = None
 
     def reset(self, expected: int) -> None:
-        """Forgets what was staged; the memory stays, and grows to `expected` bytes if need be."""
+        """Forgets what was staged; the memory stays, and grows to `expected` bytes if need be.
+
+        Raises:
+            OSError: there is no such memory; a later call may find it.
+        """
         self.abandon()
         self._files.clear()
         self._end = 0
@@ -171,9 +175,12 @@ class StagedFiles:
         if size <= have:
             return
         size = -(-size // _GROWTH) * _GROWTH
+        if self._descriptor < 0:
+            self._descriptor = os.memfd_create("planish-checkpoint", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, size)
         if self._memory is not None:
             self._memory.close()
+            self._memory = None  # the next line may fail
         self._memory = mmap.mmap(self._descriptor, size)
 
 

@@ -109,9 +109,9 @@ class StateWriter:
         plan = self._plan.plan
         rank, error = torch.distributed.get_rank(), None
         infos: dict[MetadataIndex, _StorageInfo] = {}
-        if isinstance(files, StagedFiles):
-            files.reset(_expected_bytes(plan))
         try:
+            if isinstance(files, StagedFiles):
+                files.reset(_expected_bytes(plan))
             if plan.items:
                 with files.open(f"{STATE}/{_data_file(rank)}") as file:
                     for item, data in self._plan.parts(state):

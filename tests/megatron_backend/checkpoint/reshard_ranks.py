@@ -1,8 +1,12 @@
 """What each rank does in test_reshard.py; it runs inside the processes of `Ranks`."""
 
+import errno
+import mmap
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from algorithms.batch import Batch, Normalizer
@@ -185,18 +189,21 @@ def save_twice(
     return losses
 
 
-def save_with_no_memory_on_rank_1(rank: int, layout: Layout, folder: Path) -> tuple[Any, Any]:
-    """What a save says where one rank cannot copy its part, and then where it can."""
-    import resource
-
+def save_with_no_memory_on_rank_1(
+    rank: int, layout: Layout, folder: Path, call: str
+) -> tuple[Any, Any]:
+    """What a save says where `call` finds no memory for one rank's copy, and then where it does."""
     from megatron_backend.checkpoint.torch_dist import StateWriter
 
+    def refuse(*_arguments: Any, **_more: Any) -> None:
+        raise OSError(errno.ENOMEM, f"no memory from {call}")
+
     writer, models = StateWriter(), {"": trainer(layout, "qwen2")}
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    refused = writer.begin(folder, models, background=True)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            module = {"memfd_create": os, "ftruncate": os, "mmap": mmap}[call]
+            patch.setattr(module, call, refuse)
+        refused = writer.begin(folder, models, background=True)
     assert writer.begin(folder, models, background=True) is None
     written = writer.result(wait=True)
     writer.close()
