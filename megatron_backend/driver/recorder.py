@@ -91,10 +91,15 @@ class SpoolRecorder:
 
     def close(self) -> None:
         """Syncs, tries for a few seconds to hand the rest to the service, and lets go."""
-        self._spool.sync()
-        if not self._pusher.stop(flush_seconds=FLUSH_SECONDS):
+        try:
+            self._spool.sync()
+        finally:
+            try:
+                taken = self._pusher.stop(flush_seconds=FLUSH_SECONDS)
+            finally:
+                self._spool.close()
+        if not taken:
             log.warning("the service did not take the last events; it will find them in the spool")
-        self._spool.close()
 
 
 def _line(event: WorkerEvent) -> tuple[int, str]:

@@ -2,8 +2,8 @@
 
 import logging
 import signal
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -154,11 +154,12 @@ class _Ending:
 def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
     bounds = cluster_bounds()
     metrics = JobMetrics(job.context)
-    recorder = SpoolRecorder(
-        job.folder, job_id=job.context.job_id, attempt=job.attempt, on_event=metrics.take
-    )
-    server = MetricsServer(metrics)
-    try:
+    with ExitStack() as held:
+        held.callback(MetricsServer(metrics).close)
+        recorder = SpoolRecorder(
+            job.folder, job_id=job.context.job_id, attempt=job.attempt, on_event=metrics.take
+        )
+        held.enter_context(_closing(recorder, stop))
         with tracing.span(SpanName.CHECKPOINTS):
             start = open_start(
                 job, fence, lambda message: recorder.record("warning", {"message": message})
@@ -171,10 +172,25 @@ def _run(job: Job, fence: Fence, stop: StopSignal) -> None:
 
         with open_ranks(job, recorder) as ranks:
             stop.install()  # Ray has put its own handler there
-            _train(job, fence, start, ranks, recorder, stop, bounds)
-    finally:
-        recorder.close()
-        server.close()
+            try:
+                _train(job, fence, start, ranks, recorder, stop, bounds)
+            finally:
+                stop.ignore()  # the end is known; a signal while all is put away must not change it
+
+
+@contextmanager
+def _closing(recorder: SpoolRecorder, stop: StopSignal) -> Iterator[None]:
+    """Closes the recorder after the block, whose own error is the one that counts."""
+    try:
+        yield
+    except BaseException:
+        stop.ignore()
+        try:
+            recorder.close()
+        except OSError as error:
+            log.error("the last events may not be on disk: %s", error)
+        raise
+    recorder.close()
 
 
 def _train(

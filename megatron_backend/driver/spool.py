@@ -80,9 +80,11 @@ class EventSpool:
         return [WorkerEvent.model_validate_json(line) for line in block.splitlines()]
 
     def close(self) -> None:
-        """Syncs and lets go of the file."""
-        self.sync()
-        os.close(self._file)
+        """Syncs and lets go of the file, even where it cannot be synced."""
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
 
     def _start_of(self, seq: int) -> int:
         return self._offsets[seq - 1] if seq <= self.last_seq else self._end

@@ -9,7 +9,8 @@ where the time limit is known, and far away, the signal is taken for that.
 
 A driver that trains finishes its step, saves, and ends; when `faults.grace_seconds` are over, or at
 a second signal, it ends without. A user's cancel waits for nothing, nor does a driver that has not
-begun to train or has done so.
+begun to train or has done so. Once training and the export have ended, well or not, a signal does
+nothing: the end is known, and needs only to be written down.
 
 A cluster may kill what has not ended sooner than that, and its launcher knows when. The variables
 of `_BOUNDS` in the environment bound the time after each signal.

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
@@ -292,6 +293,27 @@ def test_close_catches_a_service_that_is_just_coming_back(job_dir: Path) -> None
     with service.listening():
         closing.join()
     assert service.numbers() == [1]
+
+
+def test_close_leaves_nothing_open_where_the_disk_fails(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: int) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    recorder = make(job_dir)
+    recorder.record("metrics", {}, step=1)
+    path = str(job_dir / "attempts" / "1" / "events.jsonl")
+    assert path in {file.path for file in psutil.Process().open_files()}
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="Stale file handle"):
+        recorder.close()
+    assert path not in {file.path for file in psutil.Process().open_files()}
+    wait_until(
+        lambda: "event-push" not in {thread.name for thread in threading.enumerate()},
+        "the pushing ends",
+        SECONDS,
+    )
 
 
 def test_kill_9_leaves_a_spool_without_gap_and_numbering_goes_on(job_dir: Path) -> None:
