@@ -132,7 +132,15 @@ def processes(folder: Path) -> list[psutil.Process]:
 
 def rank_processes(folder: Path) -> list[psutil.Process]:
     """The processes of a job's ranks."""
-    return [p for p in processes(folder) if "ray::RankActor" in " ".join(p.cmdline())]
+    return [p for p in processes(folder) if "ray::RankActor" in _command_of(p)]
+
+
+def _command_of(process: psutil.Process) -> str:
+    """Empty where it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
