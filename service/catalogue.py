@@ -164,8 +164,7 @@ class Catalogue:
             process.kill()
 
     def _call(self, command: str, request: str | None) -> tuple[str, int]:
-        with self._slots, _spawn(command, self._data_roots) as process:
-            self._running.add(process)
+        with self._slots, self._started(command) as process:
             try:
                 output, errors = process.communicate(request or "", timeout=self._timeout_seconds)
             except subprocess.TimeoutExpired as error:
@@ -183,6 +182,19 @@ class Catalogue:
             )
         return output, code
 
+    def _started(self, command: str) -> subprocess.Popen[str]:
+        """The command's process, which `close` ends."""
+        try:
+            process = _spawn(command, self._data_roots)
+        except OSError as error:  # no more processes, memory or files for this one
+            raise CatalogueUnavailable(
+                f"`python -m environments {command}` cannot be started: {error}"
+            ) from error
+        self._running.add(process)
+        if self.closed:  # perhaps before `close` could see it
+            process.kill()
+        return process
+
 
 def _spawn(command: str, data_roots: Sequence[Path]) -> subprocess.Popen[str]:
     # Whatever else the service was told in variables is not for the libraries of environments.
@@ -195,4 +207,5 @@ def _spawn(command: str, data_roots: Sequence[Path]) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
+        errors="replace",  # what libraries of environments write to stderr is theirs
     )

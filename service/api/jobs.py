@@ -1,5 +1,6 @@
 """Jobs: submit, list, look at, cancel."""
 
+import logging
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -21,10 +22,12 @@ from service.artifacts import checkpoints
 from service.catalogue import CatalogueUnavailable
 from service.jobs import ApiKey, Job, JobFolder, JobState, new_job_id
 from service.spec import JobSpec
-from service.store import Idempotency, IdempotencyConflict
+from service.store import Idempotency, IdempotencyConflict, NotFound
 from service.tracing import joined
 from service.validation.resume import put_aside, put_back, read_submission
 from service.validation.submit import AcceptedJob
+
+_log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 
@@ -102,17 +105,31 @@ def _create(
     accepted = accept_job(service, spec)
     folder = JobFolder(service.settings.jobs_dir / new_job_id())
     resumed = put_aside(accepted.resume, folder) if accepted.resume is not None else None
-    context = joined(accepted.context(folder.path.name, resumed))
     try:
+        context = joined(accepted.context(folder.path.name, resumed))
         job, created = service.store.jobs.create(
             context, document, created_by=caller.id, idempotency=idempotency
         )
     except IdempotencyConflict:
         put_back(folder)
         raise
+    except Exception:
+        _put_back_unless_stored(service, folder)
+        raise
     if not created:  # another request with the same key was faster
         put_back(folder)
     return job, created
+
+
+def _put_back_unless_stored(service: ServiceContext, folder: JobFolder) -> None:
+    """After a failure that may have come when the job was stored already. Where nobody knows, what
+    was put aside stays."""
+    try:
+        service.store.jobs.get(folder.path.name)
+    except NotFound:
+        put_back(folder)
+    except Exception:
+        _log.exception("it is not known whether the job %s was stored", folder.path.name)
 
 
 def accept_job(service: ServiceContext, spec: JobSpec) -> AcceptedJob:

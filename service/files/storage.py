@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -56,7 +57,8 @@ class IncomingFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk fails once more, for what is thrown away now
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
@@ -123,9 +125,13 @@ def sweep(root: Path, known: Collection[str]) -> list[str]:
         return []
     before = time.time() - ABANDONED_SECONDS
     removed = []
-    for entry in os.scandir(root):
-        ours = entry.name.startswith(INCOMING_PREFIX) or FILE_ID.fullmatch(entry.name)
-        if ours and entry.name not in known and entry.stat(follow_symlinks=False).st_mtime < before:
-            os.unlink(entry.path)
-            removed.append(entry.name)
+    with os.scandir(root) as entries:
+        for entry in entries:
+            ours = entry.name.startswith(INCOMING_PREFIX) or FILE_ID.fullmatch(entry.name)
+            if not ours or entry.name in known:
+                continue
+            with suppress(FileNotFoundError):  # another process of the service took it meanwhile
+                if entry.stat(follow_symlinks=False).st_mtime < before:
+                    os.unlink(entry.path)
+                    removed.append(entry.name)
     return removed

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
 
 from service.jobs.records import Attempt, Job
 from service.jobs.states import AttemptState, JobState
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _AFTER_FAULT_SECONDS = 2.0
 _AFTER_BUG_SECONDS = 30.0
+_NO_DATABASE = (OperationalError, InterfaceError, NoConnection)
+"""It is locked, full or away, or all connections to it are taken."""
 
 
 class Reconciler:
@@ -128,9 +131,13 @@ class Reconciler:
             if self.sweep():
                 return  # what was done may have made room for another job
             self._wait()
-        except OperationalError:
-            # The database is locked, full or away. Nothing is lost: all is looked at anew.
+        except _NO_DATABASE:
+            # Nothing is lost: all is looked at anew.
             _log.exception("the database does not answer; the reconciler tries again")
+            self._stopping.wait(_AFTER_FAULT_SECONDS)
+        except Exception:
+            # A service without its reconciler looks well, and moves no job.
+            _log.exception("a round failed; the reconciler tries again")
             self._stopping.wait(_AFTER_FAULT_SECONDS)
 
     def _wait(self) -> None:
@@ -178,7 +185,7 @@ class Reconciler:
             if isinstance(error, LauncherUnavailable):
                 self._leave_alone(job.cluster, waited=time.monotonic() - started)
             return False
-        except OperationalError:
+        except _NO_DATABASE:
             raise  # it concerns every job
         except Exception:
             # A fault in one job, or in a launcher that somebody added, must not hold up the others.

@@ -132,6 +132,9 @@ def put_aside(resume: FoundResume, folder: JobFolder) -> ResumedCheckpoint:
         for name in ("manifest.json", *manifest["files"]):
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             _link(resume.folder / name, fresh / name)
+        target.parent.mkdir(exist_ok=True)
+        os.rename(fresh, target)
+        fsync_folders(folder.path)
     except OSError as error:  # a full disk, where files must be copied
         put_back(folder)
         if not isinstance(error, FileNotFoundError):
@@ -142,9 +145,6 @@ def put_aside(resume: FoundResume, folder: JobFolder) -> ResumedCheckpoint:
             fix="try again, or set its checkpoint.keep_every",
         )
         raise InvalidRequest([problem]) from None
-    target.parent.mkdir(exist_ok=True)
-    os.rename(fresh, target)
-    fsync_folders(folder.path)
     return ResumedCheckpoint(job=resume.job, step=resume.step, checkpoint=str(target))
 
 

@@ -1,8 +1,10 @@
 """Case G23, the disk's side: content lies under ids of our own, whole or not at all."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +46,20 @@ def test_a_byte_too_many_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_left_of_an_upload_that_fills_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with receive(tmp_path, limit=3) as incoming:
+        incoming._file.close()
+        monkeypatch.setattr(incoming, "_file", SimpleNamespace(flush=full, close=full))
+        with pytest.raises(OSError, match="no space left"):
+            incoming.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_under_the_id_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     root = tmp_path / "files"
@@ -72,3 +88,13 @@ def test_sweep_removes_what_nobody_refers_to_once_it_is_old(tmp_path: Path) -> N
             os.utime(tmp_path / name, (old, old))
     assert sorted(sweep(tmp_path, {ID})) == [".incoming-1", "file-fedcba9876543210"]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".incoming-2", ID, "notes.txt"]
+
+
+def test_sweep_does_not_miss_what_another_service_removes_meanwhile(tmp_path: Path) -> None:
+    class Removing(set[str]):
+        def __contains__(self, name: object) -> bool:
+            (tmp_path / str(name)).unlink()
+            return False
+
+    (tmp_path / ".incoming-1").write_bytes(b"x")
+    assert sweep(tmp_path, Removing()) == []

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import sqlalchemy.exc
 from sqlalchemy import update
 
 from service.jobs import Job, JobFolder, JobState
@@ -506,6 +507,37 @@ def test_a_cancel_between_two_attempts_reaches_what_the_cluster_queued_again(
     store.jobs.cancel(job.id)
     wait_until(lambda: becomes(JobState.CANCELLED), "it is cancelled")
     assert cancelled == [(f"{job.id}/1", 0.0)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        sqlalchemy.exc.TimeoutError("QueuePool limit"),
+        sqlalchemy.exc.InterfaceError("SELECT", {}, Exception("the connection is closed")),
+        RuntimeError("a bug"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_round_that_fails_is_not_the_last(
+    store: Store,
+    submit: Submit,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    monkeypatch.setattr("service.reconciler.reconciler._AFTER_FAULT_SECONDS", 0.01)
+    active, failures = store.jobs.active, [error]
+
+    def fail_once() -> list[Job]:
+        if failures:
+            raise failures.pop()
+        return active()
+
+    monkeypatch.setattr(store.jobs, "active", fail_once)
+    reconciler = serve("succeed")
+    wait_for_state(store, submit(), JobState.SUCCEEDED)
+    assert not failures
+    assert reconciler.alive
 
 
 def test_a_database_that_is_away_for_a_while_ends_nothing(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from service.jobs import JobFolder, JobState
 from service.spec import JobContext
@@ -118,6 +119,30 @@ def test_nothing_is_left_of_a_job_that_is_not_stored(
     document = {"name": "next", "resume": {"job": earlier["id"]}}
     assert service.http.post("/v1/jobs", json=document).status_code == 409
     assert not folders[0].exists()
+
+
+def test_a_job_that_is_stored_after_all_keeps_what_it_goes_on_from(
+    service: RunningService, earlier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = service.store.jobs.create
+    stored: list[Any] = []
+    failed = OperationalError("COMMIT", {}, Exception("the connection broke"))
+
+    def lose_the_answer(context: JobContext, *args: Any, **fields: Any) -> None:
+        stored.append(create(context, *args, **fields))
+        raise failed
+
+    def lose_the_request(context: JobContext, *_args: Any, **_fields: Any) -> None:
+        stored.append(context)
+        raise failed
+
+    for kept, lose in enumerate((lose_the_request, lose_the_answer)):
+        before = set(service.settings.jobs_dir.iterdir())
+        monkeypatch.setattr(service.store.jobs, "create", lose)
+        document = {"name": "next", "resume": {"job": earlier["id"]}}
+        assert service.http.post("/v1/jobs", json=document).status_code >= 500
+        assert len(stored) == kept + 1
+        assert len(set(service.settings.jobs_dir.iterdir()) - before) == kept
 
 
 def test_nothing_is_left_of_a_checkpoint_that_finds_no_room(
