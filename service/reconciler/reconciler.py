@@ -131,12 +131,9 @@ class Reconciler:
             if self.sweep():
                 return  # what was done may have made room for another job
             self._wait()
-        except _NO_DATABASE:
-            # Nothing is lost: all is looked at anew.
-            _log.exception("the database does not answer; the reconciler tries again")
-            self._stopping.wait(_AFTER_FAULT_SECONDS)
         except Exception:
-            # A service without its reconciler looks well, and moves no job.
+            # Most often the database does not answer. Nothing is lost: all is looked at anew. A
+            # service without its reconciler would look well and move no job, so nothing ends it.
             _log.exception("a round failed; the reconciler tries again")
             self._stopping.wait(_AFTER_FAULT_SECONDS)
 

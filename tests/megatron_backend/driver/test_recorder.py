@@ -219,6 +219,7 @@ def test_a_disk_that_fails_once_does_not_end_the_pushing(
         recorder.record("metrics", {"loss": 2.0}, step=1)
         wait_for_events(service, 1, 2)
         recorder.close()
+    assert service.events == spooled(job_dir)
 
 
 def test_a_token_that_cannot_be_read_for_a_while_does_not_end_the_pushing(
@@ -236,6 +237,7 @@ def test_a_token_that_cannot_be_read_for_a_while_does_not_end_the_pushing(
         token.write_text(TOKEN + "\n")
         wait_for_events(service, 1)
         recorder.close()
+    assert service.events == spooled(job_dir)
 
 
 def test_service_that_forgot_gets_old_events_again(job_dir: Path) -> None:

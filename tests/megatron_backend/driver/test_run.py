@@ -21,15 +21,7 @@ from tests.megatron_backend.driver import tiny_job
 
 NAN = JobFailure(Reason.NAN_LOSS, "the loss is no number")
 
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """A driver takes the signals of its process over; here they are put back."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 
 def tell() -> None:

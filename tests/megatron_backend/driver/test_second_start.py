@@ -5,10 +5,8 @@ does run ends at once, with LAUNCH_FAILED; what counts is whether it ran.
 """
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,7 @@ from service.spec import Outcome, Reason
 from service.spec.fence import exclusive_lock, read_fence
 from tests.megatron_backend.driver import tiny_job
 
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """A driver takes the signals of its process over; here they are put back."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 
 def files(folder: Path) -> list[str]:

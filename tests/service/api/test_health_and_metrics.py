@@ -1,5 +1,6 @@
 """Health, and the metrics' promises: H01 (bounded series), H03 (there before the first time)."""
 
+import errno
 import secrets
 from collections.abc import Callable
 
@@ -142,10 +143,15 @@ class FailsOnce(Catalogue):
     failed = False
 
     def _call(self, command: str, request: str | None) -> tuple[str, int]:
-        if not self.failed:
-            self.failed = True
-            raise CatalogueUnavailable("the machine was too busy")
-        return super()._call(command, request)
+        if self.failed:
+            return super()._call(command, request)
+        self.failed = True
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("service.catalogue._spawn", self._refuse)
+            return super()._call(command, request)
+
+    def _refuse(self, *_arguments: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
 
 
 def test_a_service_that_nobody_asks_becomes_ready_all_the_same(
