@@ -57,13 +57,13 @@ RUN groupadd --gid 10001 planish \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /bin/bash planish
 COPY --from=build /opt/planish /opt/planish
 # HOME: Ray, torch and Triton keep caches, and with a read-only root only /tmp can be written to.
-# RAY_...: a Ray node that is told to end waits 30 s for its work. A driver ends its ranks itself; the
-# launchers give a node as long as the job's grace allows.
+# RAY_...: a Ray node that is told to end waits 30 s for its work, and a head has three more seconds of
+# waits after that. A driver ends its ranks itself; where a node has to wait for it, launchers say so.
 ENV PATH="/opt/planish/bin:${PATH}" \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=1
+    RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 USER 10001:10001
 WORKDIR /tmp
 # Whether a worker is well is told by Ray and by the driver's events; a cluster's own probes ask Ray.

@@ -1,5 +1,6 @@
 """What became of a rank, as far as it can be told from what is left of it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,13 +17,22 @@ _NODE_TEXTS = ("node has died", "node died", "node has crashed", "owner has died
 _NETWORK_TEXTS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
-def death_of(rank: int, error: RayError, *, oom_killed: bool, group: str = "") -> WorkerLost:
+def death_of(
+    rank: int,
+    error: RayError,
+    *,
+    oom_killed: bool,
+    machine_there: Callable[[], bool],
+    group: str = "",
+) -> WorkerLost:
     """What Ray's error means.
 
     Args:
         rank: the rank that does not answer any more.
         error: Ray's.
         oom_killed: the kernel has killed a process of that machine for its memory meanwhile.
+        machine_there: whether that machine still answers. It is asked only where nothing else says
+            why, for Ray often tells of a rank's end before it sees that the machine is gone.
         group: see `RanksFailed`.
     """
     # Ray's indented lines name the actor by numbers that nobody else knows.
@@ -37,6 +47,8 @@ def death_of(rank: int, error: RayError, *, oom_killed: bool, group: str = "") -
     if oom_killed:
         killed = f"the kernel killed a process to free memory. {text}"
         return WorkerOutOfMemory(rank, killed, group=group)
+    if not machine_there():
+        return NodeLost(rank, f"its machine does not answer. {text}", group=group)
     return WorkerLost(rank, text, group=group)
 
 

@@ -252,7 +252,13 @@ class WorkerGroup[W: Worker]:
 
     def _death(self, rank: int, error: RayError) -> RanksFailed:
         oom_killed = self._nodes[rank] == self._here and oom_kills() > self._oom_kills
-        return death_of(rank, error, oom_killed=oom_killed, group=self.name)
+        return death_of(
+            rank,
+            error,
+            oom_killed=oom_killed,
+            machine_there=lambda: self._room.has_machine_of(rank),
+            group=self.name,
+        )
 
     def _beats(self, ranks: Sequence[int]) -> dict[int, Beat]:
         return self._answers({self._actors[rank].beat.remote(): rank for rank in ranks})

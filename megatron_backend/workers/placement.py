@@ -97,6 +97,14 @@ class Room:
         """Ray's ids of the machines."""
         return set(self._nodes.values())
 
+    def has_machine_of(self, rank: int) -> bool:
+        """Whether the machine of a rank is there, whatever Ray has noticed so far."""
+        if dead_processes():  # nobody is there to ask
+            return False
+        place = self._nodes[self._bundle(rank)]
+        node = next((node for node in ray.nodes() if node["NodeID"] == place), None)
+        return node is not None and bool(node["Alive"]) and _answers(node)
+
     def refill(self) -> set[int]:
         """Waits until all ranks have room on machines that are there.
 

@@ -118,7 +118,7 @@ def _environment(
         driver_variables.NODE_WAIT_SECONDS: f"{cluster.node_wait_seconds:g}",
         # A worker that is told to end says so to the driver, and its ranks live on meanwhile. The
         # head's hook has waited for the driver before Ray is told.
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(left if role == "worker" else 1),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(left if role == "worker" else 0),
         "RAY_JOB_STOP_SIGNAL": "SIGINT",
         "RAY_JOB_STOP_WAIT_TIME_S": str(termination),
     }

@@ -54,9 +54,11 @@ def test_the_driver_starts_with_the_image_s_code(engine: Engine, worker_image: s
 
 
 def test_ray_s_head_runs_ranks_and_ends_soon(engine: Engine, worker_image: str) -> None:
-    """In one of three tries: Ray has a dozen processes to end, and the machine others to run."""
+    """In one of five tries: Ray waits three seconds for some of its dozen processes, whatever they
+    do, and what is left may not be enough to end the others on a machine with more work than cores.
+    """
     seconds: list[float] = []
-    while not seconds or (min(seconds) >= ENDS_WITHIN_SECONDS and len(seconds) < 3):
+    while not seconds or (min(seconds) >= ENDS_WITHIN_SECONDS and len(seconds) < 5):
         seconds.append(_life_of_a_head(engine, worker_image))
     assert min(seconds) < ENDS_WITHIN_SECONDS, seconds
 

@@ -11,22 +11,31 @@ from megatron_backend.workers.errors import (
     WorkerOutOfMemory,
 )
 
+SILENT = RayActorError(error_msg="connection error code 2")
+
 
 @pytest.mark.parametrize(
-    ("error", "oom_killed", "kind", "restartable"),
+    ("error", "seen", "kind", "restartable"),
     [
-        (RayActorError(error_msg="connection error code 2"), False, WorkerLost, True),
-        (RayActorError(error_msg="connection error code 2"), True, WorkerOutOfMemory, False),
-        (RayActorError(error_msg="Its node has died."), False, NodeLost, True),
-        (RayActorError(error_msg="Detail: Owner's node has crashed."), False, NodeLost, True),
-        (OutOfMemoryError("memory on the node was low"), False, WorkerOutOfMemory, False),
+        (SILENT, "", WorkerLost, True),
+        (SILENT, "machine gone", NodeLost, True),
+        (SILENT, "oom", WorkerOutOfMemory, False),
+        (RayActorError(error_msg="Its node has died."), "", NodeLost, True),
+        (RayActorError(error_msg="Detail: Owner's node has crashed."), "", NodeLost, True),
+        (OutOfMemoryError("memory on the node was low"), "", WorkerOutOfMemory, False),
     ],
 )
 def test_what_a_death_means(
-    error: RayError, oom_killed: bool, kind: type[WorkerLost], restartable: bool
+    error: RayError, seen: str, kind: type[WorkerLost], restartable: bool
 ) -> None:
     for group, said in (("", "rank 3 died: "), ("teacher", "the teacher's rank 3 died: ")):
-        death = death_of(3, error, oom_killed=oom_killed, group=group)
+        death = death_of(
+            3,
+            error,
+            oom_killed=seen == "oom",
+            machine_there=lambda: seen != "machine gone",
+            group=group,
+        )
         assert type(death) is kind
         assert (death.rank, death.ranks, death.restartable) == (3, (3,), restartable)
         assert death.group == group
@@ -35,7 +44,7 @@ def test_what_a_death_means(
 
 def test_the_message_is_one_line_for_people() -> None:
     error = RayActorError(error_msg="The actor died.\n\tactor_id: 846f48a5\nIts process ended.\n")
-    death = death_of(0, error, oom_killed=False)
+    death = death_of(0, error, oom_killed=False, machine_there=lambda: True)
     assert str(death) == "rank 0 died: The actor died. Its process ended."
 
 

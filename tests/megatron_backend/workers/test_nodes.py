@@ -21,7 +21,7 @@ set_environment(4)
 from algorithms.batch import Normalizer
 from megatron_backend.driver.job import open_job
 from megatron_backend.workers.draining import told_of_draining
-from megatron_backend.workers.errors import NodeLost, RanksFailed, WorkerLost
+from megatron_backend.workers.errors import NodeLost, RanksFailed
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
 from service.spec import DeadlineSpec
@@ -78,8 +78,7 @@ with ray_session(4, gpus=0):
     try:
         steps()
     except RanksFailed as failure:
-        # Ray may tell of the rank's end before it tells of the node's.
-        tell("lost" if type(failure) in (NodeLost, WorkerLost) else repr(failure))
+        tell("lost" if type(failure) is NodeLost else repr(failure))
         print("seen after", round(time.monotonic() - began), "s:", failure, file=sys.stderr)
         tell("moved", len(recover(failure)))
     tell("same" if steps() == expected else "other")
