@@ -31,7 +31,7 @@ from tests.service.store.sample_jobs import document
 
 pytestmark = pytest.mark.cluster
 
-STARTUP_SECONDS = 30
+STARTUP_SECONDS = 90
 HINDRANCES: dict[str, dict[str, Any]] = {
     "ErrImageNeverPull": {"image": "localhost/no-such-image:1"},
     "Unschedulable": {"node_selector": {"planish.io/no-such": "node"}},
@@ -150,7 +150,8 @@ def launch_failure(launcher: KubeRayLauncher, request: LaunchRequest) -> Observa
             launcher.cancel(name, 0.0)
         return seen if seen.phase is Phase.EXITED and not seen.leftovers else None
 
-    found = wait_for(ended, "it has failed, and nothing of it is left")
+    limit = STARTUP_SECONDS + 180
+    found = wait_for(ended, "it has failed, and nothing of it is left", limit)
     assert found is not None
     assert not (request.job_dir / "starts").exists()
     return found

@@ -86,7 +86,7 @@ def delete(kube: Kubernetes, *pods: dict[str, Any], **options: Any) -> None:
 def test_a_head_that_is_deleted_tells_its_driver_and_the_workers_wait(
     site: KubeRaySite, trial: Trial
 ) -> None:
-    request = trial.job("slow-term=4", "wait", nodes=2, gpus_per_node=0)
+    request = trial.job("slow-term=15", "wait", nodes=2, gpus_per_node=0)
     head, worker = (pod_of(site, request, role) for role in ("head", "worker"))
     start(site, trial, request, head, worker)
     record = Record(request.job_dir / "attempts/1")
@@ -102,7 +102,9 @@ def test_a_head_that_is_deleted_tells_its_driver_and_the_workers_wait(
 
 def test_a_worker_that_is_deleted_alone_does_not_wait(site: KubeRaySite, trial: Trial) -> None:
     request = trial.job("wait", nodes=2, gpus_per_node=0)
-    head, worker = (pod_of(site, request, role) for role in ("head", "worker"))
+    head, worker = (
+        pod_of(site, request, role, termination_seconds=300) for role in ("head", "worker")
+    )
     start(site, trial, request, head, worker)
     delete(site.kube, worker, grace_period_seconds=20)
     wait_for(lambda: phase(site.kube, worker) is None, "the worker is gone")
@@ -111,7 +113,7 @@ def test_a_worker_that_is_deleted_alone_does_not_wait(site: KubeRaySite, trial: 
     (request.job_dir / "attempts/1/ending").touch()
     delete(site.kube, head)
     delete(site.kube, head, grace_period_seconds=1)
-    wait_for(lambda: phase(site.kube, head) is None, "the head is gone", 20)
+    wait_for(lambda: phase(site.kube, head) is None, "the head is gone", 120)
 
 
 def test_a_driver_that_is_killed_for_memory_leaves_word_of_it(

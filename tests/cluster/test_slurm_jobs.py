@@ -27,7 +27,7 @@ from tests.ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-STEPS, SAVE_EVERY = 40, 5
+STEPS, SAVE_EVERY = 60, 5
 GRPO_STEPS, GRPO_SAVES = 16, 2
 LAYOUT = {
     "parallel": {"tp": 2, "dp": 2},

@@ -128,7 +128,11 @@ class Trial:
         wait_until(running, "the driver runs", patience)
 
     def wait_exited(self, launcher: Launcher, launcher_id: str) -> Observation:
-        """Until nothing of the attempt is left; ends what its driver left, as the service does."""
+        """Until nothing of the attempt is left; ends what its driver left, as the service does.
+
+        The attempt may not have started yet.
+        """
+        patience = self.site.patience.start + self.site.patience.end
 
         def gone() -> Observation | None:
             seen = launcher.poll(launcher_id)
@@ -136,7 +140,7 @@ class Trial:
                 launcher.cancel(launcher_id, 0.0)
             return seen if seen.phase is Phase.EXITED and not seen.leftovers else None
 
-        return wait_until(gone, f"{launcher_id} has ended", self.site.patience.end)
+        return wait_until(gone, f"{launcher_id} has ended", patience)
 
     def cancel(self, launcher: Launcher, launcher_id: str, grace_seconds: float) -> Observation:
         """Cancels as the service does: again and again, with what is left of the grace."""

@@ -1,9 +1,10 @@
 """The real helm against the Kubernetes that KUBECONFIG names.
 
-Where the control plane's image is needed, it must be in the node (tests/cluster/image builds it):
-PLANISH_TEST_IMAGE names it. The node must be on this machine, since tests give it folders of this
-machine as volumes. With PLANISH_TEST_SOURCE the service runs the code of that folder, not the
-image's, so that work on the code needs no new image.
+Where the control plane's image is needed, it must be in the node (tests/cluster/image builds it).
+PLANISH_TEST_IMAGE names one that is; without it, and without the usual one, those tests skip. The
+node must be on this machine, since tests give it folders of this machine as volumes. With
+PLANISH_TEST_SOURCE the service runs the code of that folder, not the image's, so that work on the
+code needs no new image.
 """
 
 import json
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm" / "planish"
@@ -86,13 +89,16 @@ def programs(helm_path: str) -> Programs:
 @pytest.fixture(scope="session")
 def control_plane(programs: Programs) -> Mapping[str, Any]:
     """Values of a small control plane from the image."""
-    known = {
-        name
-        for node in programs.get("nodes")["items"]
-        for kept in node["status"].get("images", [])
-        for name in kept.get("names", [])
-    }
-    if IMAGE not in known:
+
+    def known() -> bool:
+        nodes = programs.get("nodes")["items"]
+        kept = [image for node in nodes for image in node["status"].get("images", [])]
+        return any(IMAGE in image.get("names", []) for image in kept)
+
+    if "PLANISH_TEST_IMAGE" in os.environ:
+        # A node says what it was given half a minute later.
+        wait_until(known, f"the image {IMAGE} is in the node", 120)
+    elif not known():
         pytest.skip(f"the image {IMAGE} is not in the node")
     repository, _, tag = IMAGE.rpartition(":")
     return {

@@ -85,8 +85,8 @@ def test_an_upgrade_and_a_rollback_lose_nothing_and_uninstall_leaves_nothing(
 
 def test_replicas_share_an_external_postgres(release: Release, values: dict[str, Any]) -> None:
     with postgres() as url:
-        migrating = values | {"database": {"url": url}, "migrations": {"activeDeadlineSeconds": 60}}
-        release.write({**migrating, "replicas": 2})
+        external = values | {"database": {"url": url}, "replicas": 2}
+        release.write(external)
         release.install(CHART, *WAIT)
         pods = release.pods()
         assert len(pods) == 2
@@ -101,10 +101,9 @@ def test_replicas_share_an_external_postgres(release: Release, values: dict[str,
         nowhere = url.rpartition("@")[0] + "@127.0.0.1:1/postgres"
         release.write(
             {
-                **migrating,
+                **external,
                 "database": {"url": nowhere},
                 "migrations": {"activeDeadlineSeconds": 10},
-                "replicas": 2,
             }
         )
         said = release.upgrade(CHART, *WAIT, check=False)

@@ -36,6 +36,16 @@ class Prometheus:
         assert len(found) <= 1, found
         return float(found[0]["value"][1]) if found else None
 
+    def wait_for_value(self, expression: str, value: float) -> None:
+        """Until an expression has a value. One look is not enough: a scrape that took longer than
+        the second it has leaves series out until the next."""
+        wait_until(
+            lambda: self.value(expression) == value,
+            f"{expression} is {value:g}",
+            60,
+            details=lambda: f"it is {self.value(expression)}",
+        )
+
     def rules(self) -> list[dict[str, Any]]:
         """Every rule that is loaded, with its health and its alerts."""
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]

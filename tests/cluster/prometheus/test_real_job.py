@@ -50,7 +50,7 @@ def test_prometheus_sees_what_the_job_did(
 ) -> None:
     here = '{algorithm="sft", cluster="local"}'
     steps = f"planish_training_steps_total{here}"
-    wait_until(lambda: server.value(steps) == 0, "the counter is there as 0", 60)
+    server.wait_for_value(steps, 0)
     with service.client() as client:
         job = submit(client, model_root, rows)
         loss = f'planish_job_loss{{job_id="{job}"}}'
@@ -66,13 +66,12 @@ def test_prometheus_sees_what_the_job_did(
         metrics = client.metrics(job)
     assert seen in {row.values["loss"] for row in metrics}
     assert [row.step for row in metrics] == list(range(1, STEPS + 1))
-    wait_until(lambda: server.value(steps) == STEPS, "every step is counted once", 60)
+    server.wait_for_value(steps, STEPS)
     tokens = sum(row.values["tokens"] for row in metrics)
-    assert server.value(f"planish_training_tokens_total{here}") == tokens
-    assert server.value(f"planish_checkpoints_total{here}") == STEPS / SAVE_EVERY
-    assert server.value('planish_step_phase_seconds_count{phase="update"}') == STEPS
-    finished = 'planish_jobs_finished_total{state="SUCCEEDED", cluster="local"}'
-    wait_until(lambda: server.value(finished) == 1, "its end is counted", 60)
+    server.wait_for_value(f"planish_training_tokens_total{here}", tokens)
+    server.wait_for_value(f"planish_checkpoints_total{here}", STEPS / SAVE_EVERY)
+    server.wait_for_value('planish_step_phase_seconds_count{phase="update"}', STEPS)
+    server.wait_for_value('planish_jobs_finished_total{state="SUCCEEDED", cluster="local"}', 1)
     wait_until(lambda: server.value(f'count({{job_id="{job}"}})') is None, "its series end", 60)
     assert server.firing() == {}
 

@@ -165,7 +165,7 @@ def test_h03_the_first_failure_is_seen_by_increase(
     """It counts from the 0 that was there before."""
     _ = job
     failed = 'planish_jobs_failed_total{reason="USER_ERROR"}'
-    assert server.value(failed) == 0
+    server.wait_for_value(failed, 0)
     lost = service.submit(name="lost")["id"]
     service.wait_for(lost, JobState.RUNNING)
     attempt = service.settings.jobs_dir / lost / "attempts" / "1"
@@ -184,8 +184,10 @@ def test_h01_series_end_with_their_job(
 ) -> None:
     name, _ = job
     mine = f'count({{job_id="{name}"}})'
-    assert (server.value(mine) or 0) > 20
+    wait_until(lambda: (server.value(mine) or 0) > 20, "its series are there", 60)
     service.http.post(f"/v1/jobs/{name}/cancel")
     service.wait_for(name, JobState.CANCELLED)
-    wait_until(lambda: server.value(mine) is None, "none is left", 60)
+    # Of a scrape that went well.
+    left = f'{mine} or on() (up{{job="planish"}} == 1)'
+    wait_until(lambda: server.value(mine) is None and server.value(left) == 1, "none is left", 60)
     assert name not in service.anonymous.get("/metrics").text

@@ -44,7 +44,10 @@ class Slurm:
         changed = changed.replace("KillWait=2\n", f"KillWait={KILL_WAIT_SECONDS}\n")
         # Its commands wait half as long again for a slurmctld that is away.
         changed = changed.replace("SlurmctldTimeout=6", "SlurmctldTimeout=2")
+        # Its own patience is for a machine with nothing else to do.
+        changed = changed.replace("seq 1 100)", "seq 1 900)").replace("seq 1 200)", "seq 1 900)")
         assert changed.count(f"={MEMORY_MIB}") == 1
+        assert changed.count("seq 1 900)") == 3
         environment = self.environment | ({"DBD": "1"} if accounting else {})
         subprocess.run(
             ["bash", "-s", str(self.folder), str(nodes)],
@@ -52,7 +55,7 @@ class Slurm:
             env=environment,
             check=True,
             text=True,
-            timeout=120,
+            timeout=400,
         )
 
     def down(self) -> None:

@@ -110,10 +110,14 @@ def new_services(
 def test_a_service_killed_at_any_line_loses_nothing_and_starts_nothing_twice(
     new_services: NewServices,
 ) -> None:
-    whole = new_services("whole")
-    assert not whole.run(kill_at=None)
-    whole.check("not killed at all")
-    lines = int((whole.folder / "lines").read_text())
+    def lines_of_a_whole_run(number: int) -> int:
+        whole = new_services(f"whole-{number}")
+        assert not whole.run(kill_at=None)
+        whole.check("not killed at all")
+        return int((whole.folder / "lines").read_text())
+
+    # How often the driver is polled differs from run to run.
+    lines = min(map(lines_of_a_whole_run, range(2)))
     assert lines > 1000
 
     def kill_and_go_on(kill_at: int) -> bool:
@@ -126,7 +130,7 @@ def test_a_service_killed_at_any_line_loses_nothing_and_starts_nothing_twice(
     with ThreadPoolExecutor(AT_ONCE) as threads:
         points = [1 + point * lines // POINTS for point in range(POINTS)]
         killed = sum(threads.map(kill_and_go_on, points))
-    # How often the driver is polled differs from run to run, so the last points may be missed.
+    # A run that is shorter than those two does not come to the last points.
     assert killed > POINTS // 2
 
 

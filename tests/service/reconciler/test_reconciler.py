@@ -371,7 +371,7 @@ class SilentLauncher(LocalLauncher):
 
     def poll(self, launcher_id: str) -> Observation:
         self.calls += 1
-        time.sleep(0.2)
+        time.sleep(1.0)  # and it is left alone for as long
         raise LauncherUnavailable(f"nothing is heard of {launcher_id}")
 
 
@@ -390,8 +390,12 @@ def test_a_cluster_that_is_silent_is_asked_once_for_all_its_jobs(
         store.claims.release(claim)
     reconciler.sweep()
     assert launcher.calls == 1
-    time.sleep(0.25)
-    reconciler.sweep()
+
+    def asked_again() -> bool:
+        reconciler.sweep()
+        return launcher.calls > 1
+
+    wait_until(asked_again, "it is asked again")
     assert launcher.calls == 2
 
 

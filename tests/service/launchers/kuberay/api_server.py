@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,10 +58,11 @@ def serving(folder: Path, reply: Callable[[Asked], Answer]) -> Iterator[ApiServe
             asked = Asked(self.command, url.path, query, json.loads(body) if body else None)
             served.asked.append(asked)
             answer = served.reply(asked)
-            if answer.events is None:
-                self._send(answer.status, json.dumps(answer.body).encode())
-            else:
-                self._stream(answer)
+            with suppress(ConnectionError):  # a client need not wait for all of it
+                if answer.events is None:
+                    self._send(answer.status, json.dumps(answer.body).encode())
+                else:
+                    self._stream(answer)
 
         do_POST = do_DELETE = do_GET
 

@@ -290,13 +290,15 @@ def test_an_attempt_that_was_cancelled_is_run_by_no_job(bash: Bash) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGUSR1, 7), (signal.SIGTERM, 4)], ids=["USR1", "TERM"]
+    ("number", "ticks", "code"),
+    [(signal.SIGUSR1, "400", 7), (signal.SIGTERM, "20", 4)],
+    ids=["USR1", "TERM"],
 )
 def test_usr1_is_handed_on_and_term_is_waited_out(
-    bash: Bash, number: signal.Signals, code: int
+    bash: Bash, number: signal.Signals, ticks: str, code: int
 ) -> None:
     script = batch_script(SlurmCluster(), request_of(bash.folder))
-    running = bash.start(script, SRUN_TICKS="20", SRUN_CODE="4")
+    running = bash.start(script, SRUN_TICKS=ticks, SRUN_CODE="4")
     wait_until(bash.starts, "the driver starts", 20)
     os.kill(running.pid, number)
     assert running.wait(timeout=30) == code
