@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from service.api.resources import EventResource
+from service.spec.layout import Layout
 
 # What is worth a place on the line, in this order.
 _SHOWN = {
@@ -95,11 +96,10 @@ def describe(event: EventResource) -> str:
             reason = f" ({data['reason']})" if data.get("reason") else ""
             return f"{data.get('from') or 'new'} -> {data.get('to')}{reason}"
         case "started":
-            layout = data.get("layout") or {}
-            shape = " ".join(f"{name}{size}" for name, size in layout.items())
+            layout = Layout.from_json(data["layout"])
             resumed = data.get("resumed_from_step")
             after = f", goes on after step {resumed}" if resumed is not None else ""
-            return f"attempt {event.attempt} started: {shape} on {data.get('device')}{after}"
+            return f"attempt {event.attempt} started: {layout} on {data.get('device')}{after}"
         case "evaluation":
             names = ("accuracy", "reward_mean", "tool_rate", "loss")
             shown = [
