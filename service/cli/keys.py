@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 keys = typer.Typer(help="API keys of a service, in its database.", no_args_is_help=True)
 
-NO_SUCH_KEY = 1
-"""Exit code, so that a script can tell it from a database that cannot be used."""
 MAX_NAME_CHARACTERS = 100
 
 
@@ -108,7 +106,7 @@ def revoke(key_id: KeyId, database_url: DatabaseUrl = None, data_dir: DataDir = 
     except NotFound:
         # The id is not repeated: it may be a key, given by mistake.
         err().print("there is no key with this id; planish keys list shows the ids", markup=False)
-        raise typer.Exit(NO_SUCH_KEY) from None
+        raise typer.Exit(Exit.REFUSED) from None
     how = "is refused from now on" if now else f"was revoked before, {when(key.revoked_at)}"
     err().print(Text(f"{key.id} ({key.name}) {how}"))
     if not left:

@@ -138,11 +138,11 @@ def test_the_last_key_can_be_revoked_and_the_command_says_what_that_means(folder
 
 
 @pytest.mark.parametrize("argument", [NOWHERE, "laptop", "planish_" + "s" * 43])
-def test_an_unknown_id_is_1_and_changes_nothing(folder: Path, argument: str) -> None:
+def test_an_unknown_id_is_refused_and_changes_nothing(folder: Path, argument: str) -> None:
     made(folder, "laptop")
     before = rows(folder)
     done = on(folder, "revoke", argument)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "there is no key with this id; planish keys list shows the ids" in done.stderr
     assert argument not in done.output
     assert rows(folder) == before
