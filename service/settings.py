@@ -1,4 +1,4 @@
-"""What an operator sets about one service process."""
+"""What can be set about one service process."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,11 @@ MIB = 1024 * 1024
 
 
 class Settings(BaseModel):
-    """Settings of the service. Nothing reads the environment but `planish serve`."""
+    """Settings of the service. Nothing reads the environment but `planish serve`.
+
+    An operator sets the bootstrap key by its variable and the rest by options. The last six fields,
+    from `max_body_bytes` on, have none: they are for tests and for programs that embed the service.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True
@@ -41,28 +45,28 @@ class Settings(BaseModel):
     `data_dir`/data."""
     bootstrap_key: SecretStr | None = None
     """An API key to accept from the start; null makes one at the first start."""
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 1 * MIB
-    """Largest request body, other than an upload or a batch of events."""
-    max_event_batch_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
-    """Largest body of a worker's batch of events."""
     max_upload_bytes: Annotated[int, Field(ge=1)] = 2048 * MIB
     """Largest uploaded file."""
-    max_line_bytes: Annotated[int, Field(ge=1)] = 8 * MIB
-    """Longest line of an uploaded JSONL file."""
     clusters_file: Path | None = None
     """YAML file that names the clusters; null means this machine alone, as `local`."""
     max_local_jobs: Annotated[int, Field(ge=1)] = 1
     """How many jobs run at once on this machine, where there is no clusters file."""
+    catalogue_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Limit for one call of the environments' own process."""
+    traces_endpoint: str | None = None
+    """Base URL of an OTLP/HTTP receiver of traces; null makes none."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 1 * MIB
+    """Largest request body, other than an upload or a batch of events."""
+    max_event_batch_bytes: Annotated[int, Field(ge=1024)] = 32 * MIB
+    """Largest body of a worker's batch of events."""
+    max_line_bytes: Annotated[int, Field(ge=1)] = 8 * MIB
+    """Longest line of an uploaded JSONL file."""
     reconcile_seconds: Annotated[float, Field(gt=0)] = 0.5
     """Pause between two rounds of the reconciler."""
     reconcile_stall_seconds: Annotated[float, Field(gt=0)] = 30.0
     """After so long without a finished round of the reconciler, the service is not ready."""
     stream_poll_seconds: Annotated[float, Field(gt=0)] = 0.25
     """Pause between two looks for news in an event or log stream."""
-    catalogue_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
-    """Limit for one call of the environments' own process."""
-    traces_endpoint: str | None = None
-    """Base URL of an OTLP/HTTP receiver of traces; null makes none."""
 
     @field_validator("data_dir")
     @classmethod

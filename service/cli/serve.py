@@ -6,14 +6,19 @@ from typing import Annotated
 import typer
 
 from service.cli.context import Exit, err
+from service.settings import MIB, Settings
+
+_SETTINGS = Settings.model_fields
 
 
 def serve(
     data_dir: Annotated[
         Path, typer.Option(help="Folder for the database, uploads and jobs; made if absent.")
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = _SETTINGS["host"].default,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = _SETTINGS[
+        "port"
+    ].default,
     model_root: Annotated[
         list[Path] | None,
         typer.Option(help="Folder that jobs may read models from; may be given again."),
@@ -33,7 +38,13 @@ def serve(
     ] = None,
     max_local_jobs: Annotated[
         int, typer.Option(help="Jobs at once on this machine, without a clusters file.")
-    ] = 1,
+    ] = _SETTINGS["max_local_jobs"].default,
+    max_upload_mib: Annotated[
+        int, typer.Option(help="Largest file that is uploaded, in MiB.")
+    ] = _SETTINGS["max_upload_bytes"].default // MIB,
+    catalogue_timeout_seconds: Annotated[
+        float, typer.Option(help="Limit for one call of the environments' own process.")
+    ] = _SETTINGS["catalogue_timeout_seconds"].default,
     database_url: Annotated[
         str | None,
         typer.Option(envvar="PLANISH_DATABASE_URL", help="SQLAlchemy URL; SQLite by default."),
@@ -60,6 +71,8 @@ def serve(
         "data_roots": tuple(path.absolute() for path in data_root or ()),
         "clusters_file": None if clusters is None else clusters.absolute(),
         "max_local_jobs": max_local_jobs,
+        "max_upload_bytes": max_upload_mib * MIB,
+        "catalogue_timeout_seconds": catalogue_timeout_seconds,
         "database_url": database_url,
         "traces_endpoint": traces,
     }

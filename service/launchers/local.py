@@ -36,6 +36,7 @@ from service.launchers.protocol import (
     Submission,
     only_for,
 )
+from service.settings import Settings
 from service.spec import JobSpec
 from service.validation.problems import FieldProblem
 
@@ -48,7 +49,7 @@ class LocalCluster(ClusterConfig):
     """This machine."""
 
     type: Literal["local"] = "local"
-    max_jobs: Count | None = 1
+    max_jobs: Count | None = Settings.model_fields["max_local_jobs"].default
     """How many jobs run at once; the others wait in the queue. Null sets no limit."""
 
     def open(self, site: Site) -> "LocalLauncher":

@@ -8,10 +8,16 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
+
+from service.cli.main import app
+from service.settings import MIB, Settings
 
 PLANISH = str(Path(sys.executable).with_name("planish"))
 
@@ -57,6 +63,33 @@ def data_dir(tmp_path: Path) -> Path:
 def get(url: str, key: str) -> int:
     headers = {"authorization": f"Bearer {key}"}
     return httpx.get(f"{url}/v1/jobs", headers=headers, timeout=120).status_code
+
+
+def settings_of(data_dir: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> Settings:
+    """What `planish serve OPTIONS` would run the service with."""
+    made: list[Settings] = []
+
+    def run_server(host: str, port: int, others: Mapping[str, Any], **_: bool) -> None:
+        made.append(Settings.model_validate({**others, "host": host, "port": port}))
+
+    monkeypatch.setattr("service.cli.server.run_server", run_server)
+    done = CliRunner().invoke(
+        app, ["serve", "--data-dir", str(data_dir), *options], env={"PLANISH_DATABASE_URL": None}
+    )
+    assert done.exit_code == 0, done.output
+    return made[0]
+
+
+def test_what_no_option_says_is_as_the_settings_have_it(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings_of(data_dir, monkeypatch) == Settings(data_dir=data_dir)
+
+
+def test_limits_can_be_set(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--max-upload-mib", "3", "--catalogue-timeout-seconds", "0.5")
+    settings = settings_of(data_dir, monkeypatch, *options)
+    assert (settings.max_upload_bytes, settings.catalogue_timeout_seconds) == (3 * MIB, 0.5)
 
 
 def test_the_first_start_prints_a_key_once_and_a_signal_ends_it_well(data_dir: Path) -> None:
