@@ -6,14 +6,13 @@ final name is whole. A folder may lose its name while it is read here (retention
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-_STEP = re.compile(r"step-([0-9]{8,9})")
+from service.spec.attempt import step_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,8 @@ def latest_step(root: Path) -> int | None:
         name = (root / "latest").read_text(encoding="utf-8").strip()
     except (FileNotFoundError, UnicodeDecodeError):
         return None
-    match = _STEP.fullmatch(name)
-    return int(match[1]) if match and (root / name / "manifest.json").is_file() else None
+    step = step_of(name)
+    return step if step is not None and (root / name / "manifest.json").is_file() else None
 
 
 def checkpoints(root: Path) -> list[PublishedCheckpoint]:
@@ -88,8 +87,8 @@ def _step_folders(root: Path) -> dict[int, Path]:
     if not root.is_dir():
         return {}
     found = {
-        int(match[1]): entry
+        step: entry
         for entry in root.iterdir()
-        if (match := _STEP.fullmatch(entry.name)) and entry.is_dir() and not entry.is_symlink()
+        if (step := step_of(entry.name)) is not None and entry.is_dir() and not entry.is_symlink()
     }
     return dict(sorted(found.items()))

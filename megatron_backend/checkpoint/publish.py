@@ -41,13 +41,13 @@ from megatron_backend.checkpoint.manifest import (
     UnsupportedCheckpoint,
 )
 from megatron_backend.checkpoint.retention import Retention
+from service.spec.attempt import step_name, step_of
 from service.spec.durable import fsync_file, fsync_folders, replace_text, write_text
 from service.spec.layout import Layout
 
 CORRUPT_KEPT = 2
 """How many damaged checkpoints stay as evidence."""
-_STEP = re.compile(r"step-(\d{8,9})")
-_REPLACED = re.compile(r"\.replaced-(step-\d{8,9})-[0-9a-f]+")
+_REPLACED = re.compile(r"\.replaced-(.+)-[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,6 @@ class Published:
 
     path: Path
     manifest: Manifest
-
-
-def step_name(step: int) -> str:
-    """Name of a step's folder."""
-    return f"step-{step:08d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +88,9 @@ class CheckpointStore:
         with self._fence.held():
             for path in sorted(self.root.iterdir()):
                 replaced = _REPLACED.fullmatch(path.name)
-                if replaced and not (self.root / replaced[1]).exists():
+                if replaced is None or step_of(replaced[1]) is None:
+                    continue
+                if not (self.root / replaced[1]).exists():
                     move(path, self.root / replaced[1])
             for path in self.root.iterdir():
                 if path.name.startswith((".tmp-", ".trash-", ".replaced-", ".latest-")):
@@ -168,8 +165,8 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps that have a published folder, rising."""
-        matches = (_STEP.fullmatch(path.name) for path in self.root.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        steps = (step_of(path.name) for path in self.root.iterdir())
+        return sorted(step for step in steps if step is not None)
 
     def newest(self, warn: Callable[[str], None]) -> Published | None:
         """The newest checkpoint that verifies, with `latest` set to it; None where there is none.

@@ -25,9 +25,10 @@ from typing import Any, Self
 
 from megatron_backend.checkpoint.durable import fsync_tree
 from megatron_backend.checkpoint.manifest import CorruptCheckpoint
-from megatron_backend.checkpoint.publish import CheckpointStore, Published, step_name
+from megatron_backend.checkpoint.publish import CheckpointStore, Published
 from megatron_backend.checkpoint.retention import Retention
 from megatron_backend.signals import signals_blocked
+from service.spec.attempt import step_name
 
 
 class RemoteCheckpoints:

@@ -15,7 +15,6 @@ uploaded last, and deleted first.
 
 import json
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -26,12 +25,10 @@ import fsspec  # type: ignore[import-untyped]
 
 from megatron_backend.checkpoint import manifest as manifests
 from megatron_backend.checkpoint.manifest import CorruptCheckpoint, Manifest, RefusedCheckpoint
-from megatron_backend.checkpoint.publish import step_name
 from megatron_backend.checkpoint.retention import Retention
 from service.spec import BestSpec
+from service.spec.attempt import step_name, step_of
 from service.spec.fence import read_fence
-
-_STEP = re.compile(r"step-(\d{8,9})")
 
 
 class Storage:
@@ -47,8 +44,8 @@ class Storage:
     def steps(self) -> list[int]:
         """Steps that have a manifest, rising."""
         manifests_there = self._files.glob(f"{self._root}/step-*/{manifests.NAME}")
-        names = (_STEP.fullmatch(path.split("/")[-2]) for path in manifests_there)
-        return sorted(int(name[1]) for name in names if name)
+        steps = (step_of(path.split("/")[-2]) for path in manifests_there)
+        return sorted(step for step in steps if step is not None)
 
     def upload(self, folder: Path, check: Callable[[], None]) -> None:
         """Copies a published checkpoint, the manifest last; `check` raises where it may not."""
@@ -82,9 +79,10 @@ class Storage:
         scores = {step: self._score(step) for step in self.steps() if step <= newest}
         kept = retention.kept(scores)
         for path in self._files.ls(self._root, detail=False):
-            found = _STEP.fullmatch(path.rsplit("/", 1)[-1])
-            if found and int(found[1]) <= newest and int(found[1]) not in kept:
-                self._delete(found[0])
+            name = path.rsplit("/", 1)[-1]
+            step = step_of(name)
+            if step is not None and step <= newest and step not in kept:
+                self._delete(name)
 
     def _score(self, step: int) -> float | None:
         text = self._files.cat_file(f"{self._root}/{step_name(step)}/{manifests.NAME}").decode()

@@ -15,12 +15,12 @@ from algorithms.errors import JobFailure
 from megatron_backend.checkpoint.durable import fsync_tree, move
 from megatron_backend.checkpoint.fence import Fence
 from megatron_backend.checkpoint.hf_files import copy_tokenizer
-from megatron_backend.checkpoint.publish import step_name
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.training.shares import gather_rows
 from megatron_backend.workers.rank import RankWorker
 from service.spec import Reason
+from service.spec.attempt import step_name
 
 if TYPE_CHECKING:  # at run time Ray must not be imported yet
     from megatron_backend.workers.group import WorkerGroup

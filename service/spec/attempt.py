@@ -43,6 +43,7 @@ A second start. Clusters start a command again by themselves, at a time of their
   next attempt.
 """
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -54,10 +55,23 @@ from service.spec.job import JobSpec
 from service.spec.other_models import Role
 from service.spec.spans import JobTrace
 
+_STEP = re.compile(r"step-([0-9]{8,9})")
+
 
 def attempt_path(job_dir: Path, attempt: int) -> Path:
     """JOB_DIR/attempts/N."""
     return job_dir / "attempts" / str(attempt)
+
+
+def step_name(step: int) -> str:
+    """Name of the folder of a step's checkpoint or export."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step whose folder has this name; None where it is no step's."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 class Reason(StrEnum):

@@ -120,10 +120,10 @@ class ModelFinder:
                 fix="GET /v1/jobs lists them",
             )
             return None, [problem]
-        folder, missing = self.find_checkpoint(job, wanted, field)
-        if folder is None:
+        found, missing = self.find_checkpoint(job, wanted, field)
+        if found is None:
             return None, [missing] if missing else []
-        step = int(folder.name.removeprefix("step-"))
+        step, folder = found
         pinned = ModelSource.model_validate({"from": f"job:{job.id}@{step}"})
         return self.of_checkpoint(job, folder, pinned, field)
 
@@ -165,8 +165,8 @@ class ModelFinder:
 
     def find_checkpoint(
         self, job: Job, wanted: str, field: str
-    ) -> tuple[Path | None, FieldProblem | None]:
-        """The folder of a checkpoint of a job, or None and what is wrong.
+    ) -> tuple[tuple[int, Path] | None, FieldProblem | None]:
+        """Step and folder of a checkpoint of a job, or None and what is wrong.
 
         Args:
             job: whose it is.
@@ -183,12 +183,14 @@ class ModelFinder:
             )
         if wanted == "latest":
             latest = latest_step(root)
-            return steps[latest if latest in steps else max(steps)], None
-        if int(wanted) in steps:
-            return steps[int(wanted)], None
+            step = latest if latest in steps else max(steps)
+        else:
+            step = int(wanted)
+        if step in steps:
+            return (step, steps[step]), None
         return None, FieldProblem(
             field=field,
-            message=f"the job {job.id} has no checkpoint of step {int(wanted)}",
+            message=f"the job {job.id} has no checkpoint of step {step}",
             fix=f"use latest, or one of the steps: {', '.join(map(str, sorted(steps)))}",
         )
 

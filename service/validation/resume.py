@@ -91,15 +91,15 @@ class ResumeFinder:
         except NotFound:
             return None, [_no_job(resume.job)]
         field = "resume.step" if resume.step != "latest" else "resume.job"
-        folder, missing = self._models.find_checkpoint(job, str(resume.step), field)
-        if folder is None:
+        checkpoint, missing = self._models.find_checkpoint(job, str(resume.step), field)
+        if checkpoint is None:
             return None, [missing] if missing else []
+        step, folder = checkpoint
         try:
             earlier = job.context()
         except ValidationError:
             message = f"the job {job.id} is of a version of the service that this one cannot read"
             return None, [FieldProblem(field="resume.job", message=message, fix="use model.path")]
-        step = int(folder.name.removeprefix("step-"))
         problems = _differences(spec, earlier.spec, job) + _is_over(spec, step)
         model, found = self._models.of_checkpoint(job, folder, earlier.spec.model, "resume.job")
         if model is None or problems:

@@ -17,9 +17,10 @@ from megatron_backend.checkpoint.manifest import (
     ForeignCheckpoint,
     UnsupportedCheckpoint,
 )
-from megatron_backend.checkpoint.publish import CheckpointStore, Owner, step_name
+from megatron_backend.checkpoint.publish import CheckpointStore, Owner
 from megatron_backend.checkpoint.retention import Retention
 from service.spec import BestSpec
+from service.spec.attempt import step_name
 from service.spec.layout import Layout
 
 LAYOUT = Layout(tp=2)
