@@ -5,7 +5,6 @@ from service.jobs.identifiers import new_file_id, new_job_id, new_key_id
 from service.jobs.records import (
     ApiKey,
     Attempt,
-    Checkpoint,
     Event,
     File,
     Job,
@@ -19,7 +18,6 @@ __all__ = [
     "Attempt",
     "AttemptFolder",
     "AttemptState",
-    "Checkpoint",
     "Event",
     "File",
     "IllegalMove",

@@ -114,17 +114,6 @@ class MetricPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """One published checkpoint, as the worker announced it."""
-
-    step: int
-    attempt: int
-    time: float
-    data: Mapping[str, Any]
-    """{step, path, seconds, bytes, layout}."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class File:
     """One uploaded file. Where it lies follows from its id, never from its name."""
 

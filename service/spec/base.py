@@ -25,5 +25,3 @@ class SpecModel(BaseModel):
 
 # A DNS label: names become folder names, RayJob names, SLURM job names and metric text.
 JobName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-
-FileId = Annotated[str, StringConstraints(pattern=r"^file-[a-z0-9]{16,32}$")]

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, func, select, update
 
 from service.auth.keys import hash_secret
-from service.jobs.records import Checkpoint, Event, Job, MetricPoint
+from service.jobs.records import Event, Job, MetricPoint
 from service.jobs.states import AttemptState
 from service.spec import WorkerEvent
 from service.store import tables
@@ -127,7 +127,7 @@ class Events:
         """
         points: list[MetricPoint] = []
         with self._database.reading() as connection:
-            for row in _by_step(connection, job_id, "metrics", after_step):
+            for row in _metrics_by_step(connection, job_id, after_step):
                 values = {
                     name: value
                     for name, value in row["data"].items()
@@ -157,20 +157,6 @@ class Events:
         )
         with self._database.reading() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
-
-    def checkpoints_of(self, job_id: str) -> list[Checkpoint]:
-        """The checkpoints that were announced, by step; the newest announcement of a step counts.
-
-        Old ones may have been deleted from disk since (`checkpoint.keep_last`).
-        """
-        found: dict[int, Checkpoint] = {}
-        with self._database.reading() as connection:
-            for row in _by_step(connection, job_id, "checkpoint", -1):
-                step = row["step"]
-                found[step] = Checkpoint(
-                    step=step, attempt=row["attempt"], time=row["time"], data=row["data"]
-                )
-        return list(found.values())
 
 
 def _append(
@@ -204,12 +190,10 @@ def _append(
     return Ingested(last_seq=last, stored=len(rows))
 
 
-def _by_step(
-    connection: Connection, job_id: str, kind: str, after_step: int
-) -> Sequence[RowMapping]:
+def _metrics_by_step(connection: Connection, job_id: str, after_step: int) -> Sequence[RowMapping]:
     query = (
         select(_table.c.step, _table.c.attempt, _table.c.time, _table.c.data)
-        .where(_table.c.job_id == job_id, _table.c.kind == kind, _table.c.step > after_step)
+        .where(_table.c.job_id == job_id, _table.c.kind == "metrics", _table.c.step > after_step)
         .order_by(_table.c.step, _table.c.attempt, _table.c.number)
     )
     return connection.execute(query).mappings().all()

@@ -5,8 +5,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from service.jobs import new_file_id, new_job_id, new_key_id
-from service.spec.base import FileId
-from service.spec.parts import JobReference
+from service.spec.parts import JobReference, RowsLocation
 
 
 @pytest.mark.parametrize(
@@ -19,5 +18,5 @@ def test_ids_are_random_and_safe_as_names(make: Callable[[], str], prefix: str) 
 
 
 def test_ids_fit_where_the_spec_names_them() -> None:
-    TypeAdapter(FileId).validate_python(new_file_id())
+    TypeAdapter(RowsLocation).validate_python(new_file_id())
     TypeAdapter(JobReference).validate_python(f"job:{new_job_id()}@latest")

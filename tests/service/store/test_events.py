@@ -179,22 +179,6 @@ def test_the_newest_attempt_wins_a_step_that_was_done_again(store: Store) -> Non
     assert store.events.metrics_of(job.id, limit=2) == points[:2]
 
 
-def test_checkpoints_are_listed_by_step(store: Store) -> None:
-    job, _ = starting_job(store, "t")
-
-    def checkpoint(seq: int, step: int, path: str) -> WorkerEvent:
-        return WorkerEvent(seq=seq, time=1.0, kind="checkpoint", step=step, data={"path": path})
-
-    store.events.ingest(
-        job.id,
-        1,
-        "t",
-        [checkpoint(1, 20, "old"), checkpoint(2, 10, "first"), checkpoint(3, 20, "new")],
-    )
-    found = [(c.step, c.data["path"]) for c in store.events.checkpoints_of(job.id)]
-    assert found == [(10, "first"), (20, "new")]
-
-
 def test_how_far_each_attempt_got(store: Store) -> None:
     job, held = starting_job(store, "first")
 
