@@ -1,4 +1,7 @@
-"""Jobs: create, look up, list, wish. How they move lies in `attempts` and `claims`."""
+"""Jobs: create, look up, list, wish, and the moves of a job that has no attempt alive.
+
+All other moves go with something that happens to an attempt, in one transaction; see `attempts`.
+"""
 
 import hashlib
 import json
