@@ -3,13 +3,15 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, StringConstraints, field_validator, model_validator
 
 from service.launchers.cluster import RESERVED_PREFIX, RemoteCluster, Site, VariableName
 from service.launchers.ray_jobs.client import RayJobsClient
-from service.launchers.ray_jobs.launcher import RayJobsLauncher
+
+if TYPE_CHECKING:
+    from service.launchers.ray_jobs.launcher import RayJobsLauncher
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -61,8 +63,10 @@ class RayJobsCluster(RemoteCluster):
             raise ValueError(f"ca_file: there is no file {self.ca_file}")
         return self
 
-    def open(self, site: Site) -> RayJobsLauncher:
+    def open(self, site: Site) -> "RayJobsLauncher":
         """The launcher."""
+        from service.launchers.ray_jobs.launcher import RayJobsLauncher
+
         client = RayJobsClient(
             self.address,
             token=self._token,
@@ -70,19 +74,7 @@ class RayJobsCluster(RemoteCluster):
             ca_file=self.ca_file,
             timeout_seconds=self.timeout_seconds,
         )
-        launcher = RayJobsLauncher(
-            client,
-            site,
-            python=self.python,
-            env=self.env,
-            driver_resources=self.driver_resources,
-            poll_seconds=self.poll_seconds,
-        )
-        launcher.capacity = self.max_jobs
-        launcher.nodes = self.nodes
-        launcher.gpus_per_node = self.gpus_per_node
-        launcher.compute_capability = self.compute_capability
-        return launcher
+        return RayJobsLauncher(self, site, client=client)
 
     def _token(self) -> str | None:
         """Ray's token as it is now.

@@ -7,7 +7,7 @@ and a kill possible, is told in `entrypoint`.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from service.launchers.protocol import (
     only_for,
 )
 from service.launchers.ray_jobs.client import RayJobsClient
+from service.launchers.ray_jobs.config import RayJobsCluster
 from service.launchers.ray_jobs.entrypoint import DRIVER, KILL, NOBODY, TAKEN, submission
 from service.launchers.ray_jobs.states import observe
 from service.spec import JobSpec, Reason
@@ -33,37 +34,22 @@ _PREFIX = "planish-"
 class RayJobsLauncher:
     """Launches in one Ray cluster."""
 
-    capacity: int | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    compute_capability: tuple[int, int] | None = None
-
-    def __init__(
-        self,
-        client: RayJobsClient,
-        site: Site,
-        *,
-        python: str = "python3",
-        env: Mapping[str, str] | None = None,
-        driver_resources: Mapping[str, float] | None = None,
-        poll_seconds: float = 2.0,
-    ) -> None:
+    def __init__(self, cluster: RayJobsCluster, site: Site, *, client: RayJobsClient) -> None:
         """Connects to nothing yet.
 
         Args:
+            cluster: what the operator says about it.
+            site: what the launcher gets to know of the service.
             client: asks the cluster; closed with the launcher.
-            site: where the jobs' folders are.
-            python: the worker's interpreter.
-            env: variables for driver and ranks; no secrets.
-            driver_resources: what a driver takes of Ray's own resources.
-            poll_seconds: how often it is worth asking.
         """
-        self.poll_seconds = poll_seconds
-        self._client = client
+        self.capacity = cluster.max_jobs
+        self.nodes = cluster.nodes
+        self.gpus_per_node = cluster.gpus_per_node
+        self.compute_capability = cluster.compute_capability
+        self.poll_seconds = cluster.poll_seconds
+        self._cluster = cluster
         self._site = site
-        self._python = python
-        self._env = dict(env or {})
-        self._driver_resources = dict(driver_resources or {})
+        self._client = client
 
     def check(self, spec: JobSpec) -> Sequence[FieldProblem]:
         """Ray has no options of its own; the cluster's size is checked for every kind."""
@@ -136,10 +122,10 @@ class RayJobsLauncher:
         return submission(
             request,
             self.identify(request.job_id, request.attempt),
-            python=self._python,
-            env=self._env,
+            python=self._cluster.python,
+            env=self._cluster.env,
             data_roots=self._site.data_roots,
-            driver_resources=self._driver_resources,
+            driver_resources=self._cluster.driver_resources,
         )
 
     def _taker(self, launcher_id: str) -> str | None:
