@@ -5,7 +5,7 @@ needs kernels of a generation of cards, and matrices whose sides, after tensor p
 multiples of what those kernels take.
 """
 
-from service.spec import JobSpec
+from service.spec import Fp8Spec, JobSpec
 from service.spec.model_config import ModelConfig
 from service.spec.padding import fp8_alignment
 from service.validation.layout import Sizes, samples
@@ -34,68 +34,104 @@ def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldPro
     Args:
         capability: CUDA compute capability of the cluster's cards; None where it is not known.
     """
-    problems = []
-    precision, gpus = spec.precision, spec.resources.gpus_per_node > 0
-    if gpus and samples(spec) and precision.dtype != "bf16":
-        problems.append(
-            FieldProblem(
-                field="precision.dtype",
-                message=f"{precision.dtype} on GPUs cannot go with sampling, which this job does: "
-                "the generation engine's attention kernels know bf16 only",
-                fix="use bf16, or gpus_per_node: 0, or train offline with evaluation.items: 0",
-            )
-        )
-    if gpus and spec.optimizer.offload and precision.dtype == "fp32":
-        problems.append(
-            FieldProblem(
-                field="optimizer.offload",
-                message="with dtype fp32 the optimizer updates the weights themselves, and "
-                "Megatron offloads copies only",
-                fix="set it to false, or use bf16 or fp16",
-            )
-        )
-    fp8 = precision.fp8
+    problems = _sampling(spec) + _offload(spec)
+    fp8 = spec.precision.fp8
     if fp8 is None:
         return problems
-    if precision.dtype == "fp32":
-        problems.append(
-            FieldProblem(
-                field="precision.dtype",
-                message="FP8 products give 16-bit results, and dtype is fp32",
-                fix="use bf16 or fp16, or fp8: null",
-            )
+    problems += _fp8_results(spec)
+    problems += _bf16_layers(spec, fp8)
+    problems += _fp8_packing(spec)
+    return problems + _fp8_kernels(spec, fp8, capability)
+
+
+def _sampling(spec: JobSpec) -> list[FieldProblem]:
+    """Whether the generation engine can compute in the job's format."""
+    dtype = spec.precision.dtype
+    if spec.resources.gpus_per_node == 0 or not samples(spec) or dtype == "bf16":
+        return []
+    return [
+        FieldProblem(
+            field="precision.dtype",
+            message=f"{dtype} on GPUs cannot go with sampling, which this job does: "
+            "the generation engine's attention kernels know bf16 only",
+            fix="use bf16, or gpus_per_node: 0, or train offline with evaluation.items: 0",
         )
-    if fp8.recipe == "delayed" and fp8.first_last_bf16_layers:
-        problems.append(
-            FieldProblem(
-                field="precision.fp8.first_last_bf16_layers",
-                message="the recipe delayed keeps one history for all layers, so none can stay "
-                f"in {precision.dtype}",
-                fix="set it to 0, or use the recipe tensorwise, blockwise or mxfp8",
-            )
+    ]
+
+
+def _offload(spec: JobSpec) -> list[FieldProblem]:
+    """Whether the optimizer has copies of the weights that can be offloaded."""
+    offloads = spec.resources.gpus_per_node > 0 and spec.optimizer.offload
+    if not offloads or spec.precision.dtype != "fp32":
+        return []
+    return [
+        FieldProblem(
+            field="optimizer.offload",
+            message="with dtype fp32 the optimizer updates the weights themselves, and "
+            "Megatron offloads copies only",
+            fix="set it to false, or use bf16 or fp16",
         )
-    if not spec.training.packing:
-        problems.append(
-            FieldProblem(
-                field="training.packing",
-                message="FP8 takes its scales from whole tensors, and with packing: false there is "
-                "padding in them",
-                fix="use packing: true, or fp8: null",
-            )
+    ]
+
+
+def _fp8_results(spec: JobSpec) -> list[FieldProblem]:
+    """Whether the job's format is one that FP8 products have."""
+    if spec.precision.dtype != "fp32":
+        return []
+    return [
+        FieldProblem(
+            field="precision.dtype",
+            message="FP8 products give 16-bit results, and dtype is fp32",
+            fix="use bf16 or fp16, or fp8: null",
         )
+    ]
+
+
+def _bf16_layers(spec: JobSpec, fp8: Fp8Spec) -> list[FieldProblem]:
+    """Whether the recipe lets some layers stay out of FP8."""
+    if fp8.recipe != "delayed" or fp8.first_last_bf16_layers == 0:
+        return []
+    return [
+        FieldProblem(
+            field="precision.fp8.first_last_bf16_layers",
+            message="the recipe delayed keeps one history for all layers, so none can stay "
+            f"in {spec.precision.dtype}",
+            fix="set it to 0, or use the recipe tensorwise, blockwise or mxfp8",
+        )
+    ]
+
+
+def _fp8_packing(spec: JobSpec) -> list[FieldProblem]:
+    """Whether tensors are free of padding, which would count in their scales."""
+    if spec.training.packing:
+        return []
+    return [
+        FieldProblem(
+            field="training.packing",
+            message="FP8 takes its scales from whole tensors, and with packing: false there is "
+            "padding in them",
+            fix="use packing: true, or fp8: null",
+        )
+    ]
+
+
+def _fp8_kernels(spec: JobSpec, fp8: Fp8Spec, capability: Capability | None) -> list[FieldProblem]:
+    """Whether the cluster's cards have the recipe's kernels."""
+    if spec.resources.gpus_per_node == 0 or capability is None:
+        return []
+    if has_kernels(fp8.recipe, capability):
+        return []
     least, cards = LEAST_CAPABILITY[fp8.recipe]
-    if gpus and capability is not None and not has_kernels(fp8.recipe, capability):
-        able = [name for name in LEAST_CAPABILITY if has_kernels(name, capability)]
-        problems.append(
-            FieldProblem(
-                field="precision.fp8.recipe",
-                message=f"{fp8.recipe} needs compute capability {dotted(least)} ({cards}"
-                f"{'' if fp8.recipe == 'mxfp8' else ' or newer'}), and the GPUs of "
-                f"{spec.resources.cluster} have {dotted(capability)}",
-                fix=f"use one of: {', '.join(able)}" if able else "use fp8: null",
-            )
+    able = [name for name in LEAST_CAPABILITY if has_kernels(name, capability)]
+    return [
+        FieldProblem(
+            field="precision.fp8.recipe",
+            message=f"{fp8.recipe} needs compute capability {dotted(least)} ({cards}"
+            f"{'' if fp8.recipe == 'mxfp8' else ' or newer'}), and the GPUs of "
+            f"{spec.resources.cluster} have {dotted(capability)}",
+            fix=f"use one of: {', '.join(able)}" if able else "use fp8: null",
         )
-    return problems
+    ]
 
 
 def check_fp8_layers(spec: JobSpec, model: ModelConfig, layout: Sizes) -> list[FieldProblem]:
