@@ -111,6 +111,15 @@ class DelayedRounding(Rounding):
         self.recording = True
         self._of_passes: deque[Tensor] = deque()
 
+    @property
+    def memory(self) -> Tensor:
+        """[1 + length, 3]: the scales, and the history below them; a copy."""
+        return torch.cat([self.scale.unsqueeze(0), self.history])
+
+    def remember(self, memory: Tensor) -> None:
+        """Takes over what `memory` was."""
+        self.scale, self.history = memory[0].clone(), memory[1:].clone()
+
     def forward_operands(self, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         """See `Rounding`; writes down the maxima where that is wanted."""
         scale = self._of_passes.popleft() if _recomputing() else self.scale
@@ -200,9 +209,7 @@ class _EmulatedLinear:
 
     def get_extra_state(self) -> Tensor | None:
         """Delayed scaling's memory, under the name that Transformer Engine's has in checkpoints."""
-        if not isinstance(self.rounding, DelayedRounding):
-            return None
-        return torch.cat([self.rounding.scale.unsqueeze(0), self.rounding.history])
+        return self.rounding.memory if isinstance(self.rounding, DelayedRounding) else None
 
     def set_extra_state(self, state: Tensor | None) -> None:
         """What `get_extra_state` gave; a memory of another length or kind is not taken over."""
@@ -210,7 +217,7 @@ class _EmulatedLinear:
         if not isinstance(rounding, DelayedRounding) or not isinstance(state, Tensor):
             return
         if state.dtype == torch.float32 and state.shape == (len(rounding.history) + 1, 3):
-            rounding.scale, rounding.history = state[0].clone(), state[1:].clone()
+            rounding.remember(state)
 
 
 class EmulatedColumnParallelLinear(_EmulatedLinear, ColumnParallelLinear):
@@ -245,6 +252,12 @@ def emulate(chunk: GPTModel, fp8: Fp8Spec) -> None:
                 _update(delayed, _FORWARD) if block.training and torch.is_grad_enabled() else None
             )
         )
+
+
+def delayed_roundings(chunk: GPTModel) -> list[DelayedRounding]:
+    """Those of a chunk's linear layers that scale by what they have seen, if `emulate` made any."""
+    found = (getattr(layer, "rounding", None) for layer in chunk.decoder.modules())
+    return [rounding for rounding in found if isinstance(rounding, DelayedRounding)]
 
 
 _EMULATED: dict[type, type] = {

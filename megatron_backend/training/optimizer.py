@@ -10,6 +10,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, distrib_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.grad_scaler import MegatronGradScaler
 
 from megatron_backend.precision import gradient_buffer_fields, optimizer_fields
 from megatron_backend.runtime import cpu
@@ -93,6 +94,13 @@ def loss_scale(optimizer: MegatronOptimizer) -> float:
     return float(optimizer.get_loss_scale())
 
 
+def loss_scalers(optimizer: MegatronOptimizer) -> list[MegatronGradScaler]:
+    """Megatron's, with fp16; experts have one of their own."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    scalers = (getattr(part, "grad_scaler", None) for part in parts)
+    return [scaler for scaler in scalers if scaler is not None]
+
+
 def take_step(optimizer: MegatronOptimizer, norm: float) -> None:
     """Clips to the configured norm and updates the weights; `norm` is that of `gradient_norm`."""
     config = optimizer.config
@@ -108,11 +116,7 @@ def take_step(optimizer: MegatronOptimizer, norm: float) -> None:
 
 def _agree_on_scale(optimizer: MegatronOptimizer) -> None:
     """Experts have an optimizer of their own, and so a scale; the smaller one holds for both."""
-    scalers = [
-        part.grad_scaler
-        for part in getattr(optimizer, "chained_optimizers", [optimizer])
-        if getattr(part, "grad_scaler", None) is not None
-    ]
+    scalers = loss_scalers(optimizer)
     if len(scalers) > 1:
         smallest = min(scalers, key=lambda scaler: float(scaler.scale)).state_dict()
         for scaler in scalers:

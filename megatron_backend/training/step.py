@@ -37,6 +37,7 @@ from megatron_backend.training.micro_batch import (
 from megatron_backend.training.reading import joined
 from megatron_backend.training.sequence import Cut
 from megatron_backend.training.shares import RowShare, StepShare
+from megatron_backend.training.step_memory import StepMemory
 from megatron_backend.training.values import read_values
 from service.spec import Fp8Spec, OptimizerSpec
 from service.spec.layout import Layout
@@ -106,6 +107,8 @@ class Trainer:
     ) -> StepShare:
         """Forward, loss, backward, clip, and one optimizer step unless something is not finite.
 
+        A step that is not taken changes nothing (see also `step_memory`).
+
         Args:
             batch: the whole batch, the same on every rank.
             normalizer: of the whole step.
@@ -118,18 +121,21 @@ class Trainer:
         self._set_training(True)
         self._tokens = int(batch.lengths.sum())
         self._copies = range(self._layout.dp) if copies is None else copies
+        before = StepMemory.of(self.model, self.optimizer)
         try:
-            loss, sums, norm = self._gradient(batch, normalizer)
+            loss, sums, norm = self._gradient(batch, normalizer, before)
         finally:
             self._copies = range(self._layout.dp)
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite and norm <= norm_limit and loss <= loss_limit:
             optimizer.set_learning_rate(self.optimizer, learning_rate)
             optimizer.take_step(self.optimizer, norm)
+        else:
+            before.put_back()
         return StepShare(loss=loss, gradient_norm=norm, finite=finite, sums=sums)
 
     def _gradient(
-        self, batch: Batch, normalizer: Normalizer
+        self, batch: Batch, normalizer: Normalizer, before: StepMemory
     ) -> tuple[float, Mapping[str, tuple[float, float]], float]:
         """The loss, the metrics, and the norm of the gradient, which is in the buffers.
 
@@ -146,6 +152,7 @@ class Trainer:
             lowered = optimizer.loss_scale(self.optimizer) < scale
             if not (lowered and math.isfinite(loss)):
                 return loss, sums, norm
+            before.forget_passes()
 
     def _balance_scale(self) -> Tensor:
         """What load-balancing losses are weighted by: they count tokens (see `models.router`)."""

@@ -3,11 +3,14 @@
 import math
 from typing import Any
 
+import torch
+
 from algorithms.batch import Batch, LossOutput, Normalizer, Outputs
 from algorithms.sft import Sft
 from megatron_backend.training.shares import StepShare
-from service.spec import SftSpec
+from service.spec import Fp8Spec, SftSpec
 from service.spec.layout import Layout
+from tests.megatron_backend.fp8_runs import trainer_with
 from tests.megatron_backend.training.training_runs import LEARNING_RATE, build_trainer, random_batch
 
 
@@ -67,6 +70,59 @@ class BrokenSft(Sft):
     def loss(self, outputs: Outputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
         found = super().loss(outputs, batch, normalizer)
         return LossOutput(loss=found.loss * math.nan, sums=found.sums)
+
+
+def memory_of_refused_steps(_rank: int, layout: Layout, fp8: Fp8Spec | None) -> list[Any]:
+    """What FP8 and fp16 remember: at first, after a step above its limit, after one whose loss is
+    no number, and after one that is taken; and that of a trainer which was given the last alone."""
+    from megatron_backend.fp8_emulation import delayed_roundings
+    from megatron_backend.training.optimizer import loss_scalers
+
+    batch = random_batch()
+
+    def memory(trainer: Any) -> list[Any]:
+        scalers = [scaler.state_dict() for scaler in loss_scalers(trainer.optimizer)]
+        seen = [r.memory for chunk in trainer.model for r in delayed_roundings(chunk)]
+        return [*seen, *scalers]
+
+    def after(trainer: Any, **limits: float) -> list[Any]:
+        order = Normalizer.of(batch)
+        share = trainer.train_step(batch, order, learning_rate=LEARNING_RATE, **limits)
+        return [share.loss, share.gradient_norm, *memory(trainer)]
+
+    def new() -> Any:
+        trainer = trainer_with(fp8, layout, dtype=torch.float16)
+        after(trainer)  # there is something to remember
+        return trainer
+
+    tried, calm = new(), new()
+    loss, broken = tried._loss, BrokenSft(SftSpec())
+    found = [memory(tried), after(tried, norm_limit=-1.0)[2:]]
+    tried._loss = broken
+    found.append(after(tried)[2:])
+    tried._loss = loss
+    return [*found, after(tried), after(calm)]
+
+
+def overflowing_step(_rank: int) -> list[Any]:
+    """Losses, norms and FP8's memory of a step whose gradient overflows fp16 at first, and of the
+    same step at the scale at which it did not."""
+    from megatron_backend.fp8_emulation import delayed_roundings
+    from megatron_backend.training.optimizer import loss_scale, loss_scalers
+
+    batch = random_batch()
+    found, scale = [], 2.0**40
+    for _ in range(2):
+        trainer = trainer_with(
+            Fp8Spec(recipe="delayed", amax_history=4), Layout(), dtype=torch.float16
+        )
+        [scaler] = loss_scalers(trainer.optimizer)
+        scaler.load_state_dict({**scaler.state_dict(), "scale": torch.tensor([scale])})
+        share = trainer.train_step(batch, Normalizer.of(batch), learning_rate=LEARNING_RATE)
+        scale = loss_scale(trainer.optimizer)
+        seen = [r.memory for chunk in trainer.model for r in delayed_roundings(chunk)]
+        found.append([share.loss, share.gradient_norm, scale, *seen])
+    return found
 
 
 def steps_alone(rank: int, layout: Layout, name: str) -> tuple[list[StepShare], list[StepShare]]:

@@ -1,7 +1,9 @@
 """Steps that are not taken, and tied copies that stay the same."""
 
 import pytest
+import torch
 
+from service.spec import Fp8Spec
 from service.spec.layout import Layout
 from tests.megatron_backend.ranks import Ranks
 from tests.megatron_backend.training import fault_ranks
@@ -31,6 +33,30 @@ def test_a_step_above_a_limit_of_its_norm_or_loss_changes_nothing(ranks: Ranks) 
     assert norm > 0.01
     assert loss > 0
     assert finite
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=2)], ids=str)
+@pytest.mark.parametrize(
+    "fp8", [None, Fp8Spec(recipe="delayed", amax_history=4)], ids=["fp16", "fp16 and fp8"]
+)
+def test_a_step_that_is_refused_leaves_nothing_in_memory(
+    ranks: Ranks, layout: Layout, fp8: Fp8Spec | None
+) -> None:
+    """Neither a maximum nor a loss scale; the next step is that of a job which never tried it."""
+    for at_first, above, broken, *last in ranks.run(
+        layout, fault_ranks.memory_of_refused_steps, layout, fp8
+    ):
+        assert len(at_first) > (1 if fp8 else 0)
+        for later in (above, broken):
+            torch.testing.assert_close(later, at_first, rtol=0, atol=0)
+        torch.testing.assert_close(last[0], last[1], rtol=0, atol=0)
+
+
+def test_a_gradient_that_overflowed_leaves_nothing_in_fp8_s_memory(ranks: Ranks) -> None:
+    """It is computed again at a smaller scale, and only that one counts."""
+    ((lowered, calm),) = ranks.run(Layout(), fault_ranks.overflowing_step)
+    assert lowered[2] < 2.0**40
+    torch.testing.assert_close(lowered, calm, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
