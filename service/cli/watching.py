@@ -96,10 +96,11 @@ def describe(event: EventResource) -> str:
             reason = f" ({data['reason']})" if data.get("reason") else ""
             return f"{data.get('from') or 'new'} -> {data.get('to')}{reason}"
         case "started":
-            layout = Layout.from_json(data["layout"])
+            layout = data.get("layout")
+            shape = f": {Layout.from_json(layout)}" if layout else ""
             resumed = data.get("resumed_from_step")
             after = f", goes on after step {resumed}" if resumed is not None else ""
-            return f"attempt {event.attempt} started: {layout} on {data.get('device')}{after}"
+            return f"attempt {event.attempt} started{shape} on {data.get('device')}{after}"
         case "evaluation":
             names = ("accuracy", "reward_mean", "tool_rate", "loss")
             shown = [
