@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from megatron_backend.checkpoint.durable import fsync_tree, move
 from megatron_backend.checkpoint.hf_files import copy_tokenizer, write_config
-from service.spec import JobContext, ResolvedModel
+from service.spec import JobContext
 from service.spec.attempt import attempt_path
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
-from service.spec.other_models import FrozenLayout, FrozenModelSpec, Role
+from service.spec.other_models import Role
 
 
 class BadJobFolder(Exception):
@@ -40,15 +40,12 @@ class Job:
     @property
     def frozen_layouts(self) -> dict[Role, Layout]:
         """Layouts of the models that only read, each on ranks of its own."""
-        spec = self.context.spec
-        models: dict[Role, FrozenModelSpec | None] = {
-            "teacher": spec.algorithm.teacher,
-            "reward": spec.reward.model,
-        }
+        context = self.context
         return {
-            role: _frozen_layout(model.layout, self.context.other_models[role])
-            for role, model in models.items()
-            if model is not None
+            role: Layout.of_frozen(
+                frozen.layout, ModelConfig.from_hf(context.other_models[role].config)
+            )
+            for role, (_, frozen) in context.spec.frozen_models.items()
         }
 
     @property
@@ -67,12 +64,6 @@ class Job:
     def gpu(self) -> bool:
         """Whether each rank has a GPU."""
         return self.context.spec.resources.gpus_per_node > 0
-
-
-def _frozen_layout(spec: FrozenLayout, model: ResolvedModel) -> Layout:
-    # Megatron has experts under tensor parallelism only where the sequence is split too.
-    experts = ModelConfig.from_hf(model.config).moe is not None
-    return Layout(tp=spec.tp, pp=spec.pp, dp=spec.dp, sequence_parallel=experts and spec.tp > 1)
 
 
 def open_job(folder: Path, attempt: int) -> Job:

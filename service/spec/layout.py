@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from service.spec.model_config import ModelConfig
+from service.spec.other_models import FrozenLayout
 from service.spec.parts import ParallelSpec
 
 
@@ -103,6 +105,13 @@ class Layout:
             sequence_parallel=parallel.sequence_parallel,
             pipeline_layers=None if layers is None else tuple(layers),
         )
+
+    @classmethod
+    def of_frozen(cls, frozen: FrozenLayout, model: ModelConfig) -> "Layout":
+        """The layout of a model that only reads."""
+        # Megatron has experts under tensor parallelism only where the sequence is split too.
+        split = model.moe is not None and frozen.tp > 1
+        return cls(tp=frozen.tp, pp=frozen.pp, dp=frozen.dp, sequence_parallel=split)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Layout":

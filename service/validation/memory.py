@@ -111,7 +111,7 @@ def estimate_frozen(
     spec: JobSpec, model: ModelConfig, frozen: FrozenLayout, *, head: Head
 ) -> list[FrozenMemory]:
     """The memory of a rank in each pipeline stage of a teacher or a reward model."""
-    layout = Layout(tp=frozen.tp, pp=frozen.pp, dp=frozen.dp)
+    layout = Layout.of_frozen(frozen, model)
     cuda = spec.resources.gpus_per_node > 0
     stages = []
     for stage in range(layout.pp):

@@ -6,7 +6,12 @@ import pytest
 
 from service.spec import FrozenLayout, JobSpec
 from service.spec.layout import Layout
-from service.validation.activations import chunks_in_flight, forward_tokens, micro_batches
+from service.validation.activations import (
+    chunks_in_flight,
+    estimate_reading,
+    forward_tokens,
+    micro_batches,
+)
 from service.validation.memory import CPU_CACHE_BYTES, StageMemory, estimate, estimate_frozen
 from service.validation.parameters import model_parameters, rank_parameters
 from tests.service.validation.jobs import EXPERTS, spec
@@ -162,6 +167,18 @@ def test_frozen_models_hold_weights_and_read() -> None:
     assert deep.activations == teacher.activations
     halves = estimate_frozen(job, SHAPE, FrozenLayout(dp=2), head="vocabulary")
     assert halves[0].weights == teacher.weights
+
+
+def test_frozen_experts_split_the_sequence_with_their_matrices() -> None:
+    """As they run: Megatron has experts under tensor parallelism in no other way."""
+    job = spec(online=True)
+    experts = read(EXPERTS)
+    (teacher,) = estimate_frozen(job, experts, FrozenLayout(tp=2), head="vocabulary")
+    split = Layout(tp=2, sequence_parallel=True)
+    read_split = estimate_reading(job, experts, split, stage=0, cuda=False, head="vocabulary")
+    assert (teacher.activations, teacher.logits) == read_split
+    whole = estimate_reading(job, experts, Layout(tp=2), stage=0, cuda=False, head="vocabulary")
+    assert teacher.activations < whole[0]
 
 
 def test_sampled_answers_of_an_evaluation_have_keys_and_values() -> None:
