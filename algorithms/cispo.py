@@ -12,16 +12,12 @@ from algorithms.policy_gradient import TrainedTokens
 from service.spec import CispoSpec
 
 
-class Cispo(GroupRelative):
+class Cispo(GroupRelative[CispoSpec]):
     """Group advantages, log-probs weighed by a bounded ratio (eq. 4 and 5)."""
-
-    def __init__(self, spec: CispoSpec) -> None:
-        super().__init__(spec)
-        self._own = spec
 
     def of_group(self, rewards: Rewards) -> Rewards:
         """Centred, and divided by the group's deviation unless the spec says otherwise."""
-        return group_advantages(rewards, normalize_by_std=self._own.normalize_by_std)
+        return group_advantages(rewards, normalize_by_std=self._spec.normalize_by_std)
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """-w A log p of each token."""
@@ -29,6 +25,6 @@ class Cispo(GroupRelative):
             tokens.log_probs,
             tokens.old_log_probs,
             tokens.advantages,
-            low=1.0 - self._own.clip_low,
-            high=1.0 + self._own.clip_high,
+            low=1.0 - self._spec.clip_low,
+            high=1.0 + self._spec.clip_high,
         )

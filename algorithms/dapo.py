@@ -13,12 +13,8 @@ from algorithms.policy_gradient import TrainedTokens
 from service.spec import DapoSpec
 
 
-class Dapo(GroupRelative):
+class Dapo(GroupRelative[DapoSpec]):
     """Group advantages, ratio clipped at bounds of their own (eq. 8 to 10)."""
-
-    def __init__(self, spec: DapoSpec) -> None:
-        super().__init__(spec)
-        self._own = spec
 
     def of_group(self, rewards: Rewards) -> Rewards:
         """(r - mean(r)) / std(r) (eq. 9)."""
@@ -27,6 +23,6 @@ class Dapo(GroupRelative):
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """The clipped loss of each token (eq. 10)."""
         return tokens.clipped(
-            clip_low=self._own.clip_low,
-            clip_high=self._own.clip_high,
+            clip_low=self._spec.clip_low,
+            clip_high=self._spec.clip_high,
         )

@@ -12,12 +12,8 @@ from algorithms.policy_gradient import TrainedTokens
 from service.spec import DrGrpoSpec
 
 
-class DrGrpo(GroupRelative):
+class DrGrpo(GroupRelative[DrGrpoSpec]):
     """Centred rewards, clipped token ratio (section 3.2)."""
-
-    def __init__(self, spec: DrGrpoSpec) -> None:
-        super().__init__(spec)
-        self._own = spec
 
     def of_group(self, rewards: Rewards) -> Rewards:
         """r - mean(r)."""
@@ -26,6 +22,6 @@ class DrGrpo(GroupRelative):
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
         return tokens.clipped(
-            clip_low=self._own.clip_low,
-            clip_high=self._own.clip_high,
+            clip_low=self._spec.clip_low,
+            clip_high=self._spec.clip_high,
         )

@@ -14,12 +14,13 @@ from algorithms.advantages.group import has_spread
 from algorithms.algorithm import Credit
 from algorithms.policy_gradient import PolicyGradient
 from algorithms.samples import Rollout
+from service.spec import PolicyGradientSpec
 
 type Rewards = Sequence[float | None]
 """Of the answers to one question; None could not be scored, and is not 0."""
 
 
-class GroupRelative(PolicyGradient):
+class GroupRelative[Spec: PolicyGradientSpec](PolicyGradient[Spec]):
     """An algorithm that measures an answer against others to the same question."""
 
     @abstractmethod

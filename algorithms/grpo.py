@@ -12,21 +12,17 @@ from algorithms.policy_gradient import TrainedTokens
 from service.spec import GrpoSpec
 
 
-class Grpo(GroupRelative):
+class Grpo(GroupRelative[GrpoSpec]):
     """Group advantages, clipped token ratio, KL to a reference (eq. 3)."""
-
-    def __init__(self, spec: GrpoSpec) -> None:
-        super().__init__(spec)
-        self._own = spec
 
     def of_group(self, rewards: Rewards) -> Rewards:
         """Centred, and divided by the group's deviation unless the spec says otherwise."""
-        return group_advantages(rewards, normalize_by_std=self._own.normalize_by_std)
+        return group_advantages(rewards, normalize_by_std=self._spec.normalize_by_std)
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
         return tokens.clipped(
-            clip_low=self._own.clip_low,
-            clip_high=self._own.clip_high,
-            dual_clip=self._own.dual_clip,
+            clip_low=self._spec.clip_low,
+            clip_high=self._spec.clip_high,
+            dual_clip=self._spec.dual_clip,
         )

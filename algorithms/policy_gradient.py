@@ -72,10 +72,10 @@ class TrainedTokens:
         )
 
 
-class PolicyGradient(Algorithm):
-    """An algorithm that learns from rewards; see the module's text."""
+class PolicyGradient[Spec: PolicyGradientSpec](Algorithm):
+    """An algorithm that learns from rewards, with its own kind of spec; see the module's text."""
 
-    def __init__(self, spec: PolicyGradientSpec) -> None:
+    def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self.updates_per_rollout = spec.updates_per_rollout
         self.mini_batches = spec.mini_batches

@@ -22,37 +22,36 @@ from algorithms.samples import Rollout
 from service.spec import AdaptiveKl, PpoSpec
 
 
-class Ppo(PolicyGradient):
+class Ppo(PolicyGradient[PpoSpec]):
     """Generalised advantages, clipped token ratio (eq. 7), clipped value loss."""
 
     def __init__(self, spec: PpoSpec) -> None:
         super().__init__(spec)
-        self._own = spec
         self._kl_coef = spec.kl_coef
 
     def credit(self, rollout: Rollout) -> Credit:
         """GAE with the critic's values from before the update, whitened if the spec says so."""
-        own, mask = self._own, rollout.batch.loss_mask
+        spec, mask = self._spec, rollout.batch.loss_mask
         values = rollout.batch.per_token["values"]
         advantages, returns = generalized_advantages(
-            rollout.rewards, values, mask, discount=own.discount, gae_lambda=own.gae_lambda
+            rollout.rewards, values, mask, discount=spec.discount, gae_lambda=spec.gae_lambda
         )
         # Against what was earned, and not against `returns`, which are made of the values too.
-        earned = discounted_returns(rollout.rewards, mask, own.discount)
+        earned = discounted_returns(rollout.rewards, mask, spec.discount)
         explained = explained_variance(values, earned, mask)
         metrics = {"value_mean": moments(values, mask)[0], "return_mean": moments(earned, mask)[0]}
         if explained is not None:
             metrics["explained_variance"] = explained
-        if own.whiten_advantages:
+        if spec.whiten_advantages:
             advantages = whiten(advantages, mask)
         return Credit(advantages=advantages, returns=returns, metrics=metrics)
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
         return tokens.clipped(
-            clip_low=self._own.clip_low,
-            clip_high=self._own.clip_high,
-            dual_clip=self._own.dual_clip,
+            clip_low=self._spec.clip_low,
+            clip_high=self._spec.clip_high,
+            dual_clip=self._spec.dual_clip,
         )
 
     def value_loss(self, outputs: Outputs, batch: Batch, normalizer: Normalizer) -> LossOutput:
@@ -62,7 +61,7 @@ class Ppo(PolicyGradient):
             tensor.masked_fill(mask == 0, 0.0)
             for tensor in (said.values, batch.per_token["values"], batch.per_token["returns"])
         )
-        losses, clipped = value_loss(values, old, returns, clip=self._own.value_clip)
+        losses, clipped = value_loss(values, old, returns, clip=self._spec.value_clip)
         loss = aggregate(losses, mask, "token-mean", normalizer)
         return LossOutput(loss=loss, sums={"value_clip_fraction": masked_pair(clipped, mask)})
 
@@ -73,19 +72,19 @@ class Ppo(PolicyGradient):
 
     def saw_kl(self, kl: float, answers: int) -> None:
         """Moves the weight of the next rollout's KL."""
-        if isinstance(self._own.kl_controller, AdaptiveKl):
-            self._kl_coef = adapted(self._kl_coef, kl, answers, self._own.kl_controller)
+        if isinstance(self._spec.kl_controller, AdaptiveKl):
+            self._kl_coef = adapted(self._kl_coef, kl, answers, self._spec.kl_controller)
 
     def state(self) -> dict[str, Any]:
         """The weight of the KL, where it moves."""
-        adaptive = isinstance(self._own.kl_controller, AdaptiveKl)
+        adaptive = isinstance(self._spec.kl_controller, AdaptiveKl)
         return {"kl_coef": self._kl_coef} if adaptive else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """A job that goes on with a fixed weight takes its spec's."""
-        adaptive = isinstance(self._own.kl_controller, AdaptiveKl)
-        kept = float(state.get("kl_coef", self._own.kl_coef))
-        self._kl_coef = kept if adaptive else self._own.kl_coef
+        adaptive = isinstance(self._spec.kl_controller, AdaptiveKl)
+        kept = float(state.get("kl_coef", self._spec.kl_coef))
+        self._kl_coef = kept if adaptive else self._spec.kl_coef
 
 
 def adapted(coefficient: float, kl: float, answers: int, controller: AdaptiveKl) -> float:

@@ -18,27 +18,23 @@ from algorithms.samples import Rollout
 from service.spec import ReinforcePlusPlusSpec
 
 
-class ReinforcePlusPlus(PolicyGradient):
+class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusSpec]):
     """Discounted returns, normalised over the batch; clipped token ratio."""
-
-    def __init__(self, spec: ReinforcePlusPlusSpec) -> None:
-        super().__init__(spec)
-        self._own = spec
 
     def credit(self, rollout: Rollout) -> Credit:
         """G_t = the discounted sum of rewards from token t on, whitened over all trained tokens."""
         metrics = group_metrics(rollout) if rollout.group_size > 1 else {}
-        if self._own.baseline == "group":
+        if self._spec.baseline == "group":
             rollout = less_at_the_end(rollout, by_group(rollout, mean_for_each))
         mask = rollout.batch.loss_mask
-        returns = discounted_returns(rollout.rewards, mask, self._own.discount)
+        returns = discounted_returns(rollout.rewards, mask, self._spec.discount)
         return Credit(advantages=whiten(returns, mask), metrics=metrics)
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """PPO's clipped loss of each token."""
         return tokens.clipped(
-            clip_low=self._own.clip_low,
-            clip_high=self._own.clip_high,
+            clip_low=self._spec.clip_low,
+            clip_high=self._spec.clip_high,
         )
 
 

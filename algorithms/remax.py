@@ -9,9 +9,10 @@ from algorithms.algorithm import Credit
 from algorithms.losses.policy_gradient import TokenLoss, reinforce_loss
 from algorithms.policy_gradient import PolicyGradient, TrainedTokens
 from algorithms.samples import Rollout
+from service.spec import RemaxSpec
 
 
-class Remax(PolicyGradient):
+class Remax(PolicyGradient[RemaxSpec]):
     """Rewards still to come, less the greedy answer's reward (eq. 4)."""
 
     def credit(self, rollout: Rollout) -> Credit:

@@ -16,12 +16,8 @@ from algorithms.policy_gradient import TrainedTokens
 from service.spec import RlooSpec
 
 
-class Rloo(GroupRelative):
+class Rloo(GroupRelative[RlooSpec]):
     """Leave-one-out advantages, clipped ratio of an answer or of each token."""
-
-    def __init__(self, spec: RlooSpec) -> None:
-        super().__init__(spec)
-        self._own = spec
 
     def of_group(self, rewards: Rewards) -> Rewards:
         """r_i - mean of the others; with `kl_in: reward` the KL is in r, so in the baseline too."""
@@ -29,7 +25,7 @@ class Rloo(GroupRelative):
 
     def surrogate(self, tokens: TrainedTokens) -> TokenLoss:
         """The clipped loss of each token, or equal shares in the one of its answer."""
-        if self._own.ratio == "token":
+        if self._spec.ratio == "token":
             return self._clipped(tokens.log_probs - tokens.old_log_probs, tokens)
         log_ratio = sequence_log_ratio(tokens.log_probs, tokens.old_log_probs, tokens.mask)
         whole = self._clipped(log_ratio.expand_as(tokens.log_probs), tokens)
@@ -39,6 +35,6 @@ class Rloo(GroupRelative):
         return clipped_loss(
             log_ratio,
             tokens.advantages,
-            clip_low=self._own.clip_low,
-            clip_high=self._own.clip_high,
+            clip_low=self._spec.clip_low,
+            clip_high=self._spec.clip_high,
         )
