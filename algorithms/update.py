@@ -55,7 +55,10 @@ class Updates:
         """
         spec = self._spec
         rate = learning_rate(spec.optimizer, step, self._total_steps)
-        critic = spec.algorithm.critic
+        critic, optimizer = spec.algorithm.critic, spec.critic_optimizer
+        critic_rate = (
+            None if optimizer is None else learning_rate(optimizer, step, self._total_steps)
+        )
         trains_policy = critic is None or step > critic.warmup_steps
         rows: list[Mapping[str, float]] = []
         for part in self._parts(batch, step):
@@ -63,13 +66,9 @@ class Updates:
                 continue  # momentum alone would move the weights
             normalizer = Normalizer.of(part)
             row: dict[str, float] = {}
-            if critic is not None:
+            if critic_rate is not None:
                 assert self._workers.critic is not None
-                optimizer = spec.optimizer.model_copy(
-                    update={"learning_rate": critic.learning_rate}
-                )
-                of_critic = learning_rate(optimizer, step, self._total_steps)
-                result = self._update(self._workers.critic, part, normalizer, step, of_critic)
+                result = self._update(self._workers.critic, part, normalizer, step, critic_rate)
                 row |= {**result.metrics, "value_loss": result.loss}
                 row["critic_gradient_norm"] = result.gradient_norm
             if trains_policy:

@@ -67,8 +67,8 @@ def build_critic(context: JobContext, layout: Layout, *, fresh: bool) -> Trainer
     Raises:
         ValueError, FileNotFoundError, KeyError: see `load_resolved`.
     """
-    spec = context.spec.algorithm.critic
-    if spec is None:
+    optimizer = context.spec.critic_optimizer
+    if optimizer is None:
         return None
     own = context.other_models.get("critic")
     start = context.model if own is None else own
@@ -84,9 +84,7 @@ def build_critic(context: JobContext, layout: Layout, *, fresh: bool) -> Trainer
         config,
         layout,
         loss=ValueLoss(load_algorithm(context.spec.algorithm)),
-        optimizer_spec=context.spec.optimizer.model_copy(
-            update={"learning_rate": spec.learning_rate}
-        ),
+        optimizer_spec=optimizer,
         **_settings(context),
     )
 

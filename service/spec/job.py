@@ -115,6 +115,14 @@ class JobSpec(SpecModel):
         return self.evaluation.environment or self.environment
 
     @property
+    def critic_optimizer(self) -> OptimizerSpec | None:
+        """How the critic learns: as the policy, at a rate of its own; null without a critic."""
+        critic = self.algorithm.critic
+        if critic is None:
+            return None
+        return self.optimizer.model_copy(update={"learning_rate": critic.learning_rate})
+
+    @property
     def frozen_models(self) -> dict[Role, tuple[str, FrozenModelSpec]]:
         """Models that only read, with ranks of their own: for each role its field, and it."""
         found: dict[Role, tuple[str, FrozenModelSpec]] = {}
