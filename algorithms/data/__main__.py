@@ -18,10 +18,9 @@ from typing import TextIO, get_args
 
 from algorithms.data.chat import ChatFormat
 from algorithms.data.check import Report, Wanted, check
-from algorithms.data.length import TooLong
 from service.spec import algorithm_specs
 from service.spec.algorithm import RowKind
-from service.spec.parts import Strings
+from service.spec.parts import Strings, TooLong
 from service.spec.rows import FileFault, RowFile
 
 REJECTED, UNUSABLE = 1, 2

@@ -9,10 +9,9 @@ from itertools import groupby
 
 from algorithms.data.chat import ChatFormat
 from algorithms.data.examples import Example, Item, sequences_of
-from algorithms.data.length import TooLong
 from algorithms.data.tokenized import Rules, tokenized_rows
 from service.spec.algorithm import RowKind
-from service.spec.parts import Strings
+from service.spec.parts import Strings, TooLong
 from service.spec.rows import RawRow, RowFault, RowFile, check_format, format_of
 
 MAX_LISTED = 20

@@ -1,12 +1,10 @@
 """The one rule for rows of too many tokens."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from algorithms.data.chat import TokenizedChat
+from service.spec.parts import TooLong
 from service.spec.rows import RowFault
-
-TooLong = Literal["refuse", "drop", "truncate-left", "truncate-right"]
 
 
 def fit(

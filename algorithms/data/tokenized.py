@@ -11,9 +11,9 @@ import torch
 
 from algorithms.data.chat import ChatFormat, Part, TokenizedChat
 from algorithms.data.examples import Example, Item, LabelledExample, Pair
-from algorithms.data.length import TooLong, fit
+from algorithms.data.length import fit
 from service.spec.algorithm import RowKind
-from service.spec.parts import Strings
+from service.spec.parts import Strings, TooLong
 from service.spec.rows import (
     Conversation,
     Labelled,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.spec.algorithms.policy_gradient import KlEstimator
 
-# exp overflows float32 beyond 88; 20 is far beyond any sane policy.
+# exp overflows float32 beyond 88; 20 is far beyond any sane policy, and exp(20) any clip range.
 LOG_RATIO_BOUND = 20.0
 
 

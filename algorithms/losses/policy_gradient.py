@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# exp(20) is far outside any clip range; beyond it exp overflows, and inf * 0 would be NaN.
-LOG_RATIO_BOUND = 20.0
+from algorithms.losses.divergence import LOG_RATIO_BOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,7 @@ def reinforce_loss(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor)
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
-    """exp(log_ratio), which is kept from overflow."""
+    """exp(log_ratio), which is kept from overflow: inf * 0 would be NaN."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 

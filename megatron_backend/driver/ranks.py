@@ -65,7 +65,7 @@ class JobRanks:
             self.critic = RayCritic(self.group, warn=self._warn)
         self.tokenizer = load_tokenizer(Path(job.context.model.tokenizer))
         self.generator: RayGenerator | None = None
-        if predicts and (spec.algorithm.online or spec.evaluation.items):
+        if predicts and spec.samples:
             stops = {open_chat(self.tokenizer).end_of_turn_id, self.tokenizer.eos_token_id}
             self.generator = RayGenerator(
                 self.group,

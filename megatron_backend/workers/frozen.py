@@ -74,14 +74,13 @@ class FrozenRank:
             head=self.head,
         )
         load_resolved(model, config, resolved, seed=spec.training.seed)
-        size = spec.training.micro_batch_size
         self._reader = Reader(
             model,
             config,
             self.layout,
             vocab_size=min(config.vocab_size, int(context.model.config["vocab_size"])),
             temperature=spec.rollout.temperature,
-            micro_batch_size=None if size == "auto" else size,
+            micro_batch_size=spec.training.fixed_micro_batch_size,
             micro_batch_tokens=spec.training.micro_batch_tokens,
             packing=spec.training.packing,
         )

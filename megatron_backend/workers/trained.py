@@ -103,10 +103,9 @@ class ValueLoss:
 def _settings(context: JobContext) -> dict[str, Any]:
     """How every model of the job is trained."""
     training = context.spec.training
-    size = training.micro_batch_size
     return {
         "dtype": torch_dtype(context.spec.precision.dtype),
-        "micro_batch_size": None if size == "auto" else size,
+        "micro_batch_size": training.fixed_micro_batch_size,
         "micro_batch_tokens": training.micro_batch_tokens,
         "packing": training.packing,
         "fp8": context.spec.precision.fp8,

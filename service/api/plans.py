@@ -26,7 +26,7 @@ from service.validation.activations import micro_batches
 from service.validation.memory import estimate, estimate_frozen
 from service.validation.other_models import ROLE_NAMES, head_of
 from service.validation.parameters import model_parameters
-from service.validation.planner import GIB, Machines, propose
+from service.validation.planner import Machines, gpu_gib, propose
 from service.validation.problems import FieldProblem, InvalidRequest
 from service.validation.submit import AcceptedJob
 
@@ -84,8 +84,6 @@ def _machines(
 
 def _plan(accepted: AcceptedJob, machines: Machines | None, submission: Submission | None) -> Plan:
     spec, layout, model = accepted.spec, accepted.layout, accepted.model.config
-    training = spec.training
-    micro = None if training.micro_batch_size == "auto" else training.micro_batch_size
     proposals, notes = None, list(accepted.notes)
     if machines is not None:
         proposals, missing = _proposals(spec, model, machines)
@@ -93,7 +91,7 @@ def _plan(accepted: AcceptedJob, machines: Machines | None, submission: Submissi
     return Plan(
         spec=spec,
         layout=layout_resource(layout),
-        micro_batch_size=micro,
+        micro_batch_size=spec.training.fixed_micro_batch_size,
         micro_batches=micro_batches(spec, layout),
         parameters=model_parameters(model, spec.algorithm.head),
         groups=[_group(accepted, role) for role in spec.frozen_models],
@@ -126,7 +124,7 @@ def _too_large(accepted: AcceptedJob, machines: Machines) -> list[str]:
     for role, (field, _) in accepted.spec.frozen_models.items():
         most = max(stage.total for stage in _group(accepted, role).memory_per_rank)
         if most > machines.usable_bytes:
-            needs = (most / planner.USABLE + planner.RESERVED) / GIB
+            needs = gpu_gib(most)
             notes.append(
                 f"the {ROLE_NAMES[role]} needs {needs:.1f} GiB on each of its GPUs; raise tp or pp "
                 f"in {field}.layout"
@@ -144,7 +142,7 @@ def _proposals(
     gpus = f"{machines.nodes} x {machines.gpus_per_node} GPUs of {machines.memory_gib:g} GiB"
     if found.smallest is None:
         return [], [f"no layout of {gpus} goes with this model and batch"]
-    needs = (found.smallest.memory.total / planner.USABLE + planner.RESERVED) / GIB
+    needs = gpu_gib(found.smallest.memory.total)
     return [], [
         f"the job fits in no layout of {gpus}; {found.smallest.layout} with full recomputation and "
         f"offload comes closest, and needs {needs:.1f} GiB"

@@ -115,6 +115,11 @@ class JobSpec(SpecModel):
         return self.evaluation.environment or self.environment
 
     @property
+    def samples(self) -> bool:
+        """True where the job generates: to learn from it, or to be evaluated."""
+        return self.algorithm.online or self.evaluation.items > 0
+
+    @property
     def critic_optimizer(self) -> OptimizerSpec | None:
         """How the critic learns: as the policy, at a rate of its own; null without a critic."""
         critic = self.algorithm.critic

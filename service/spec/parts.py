@@ -20,6 +20,8 @@ RowsLocation = Annotated[
         r"|/[^\x00]{1,4000})$"
     ),
 ]
+TooLong = Literal["refuse", "drop", "truncate-left", "truncate-right"]
+"""What becomes of a row of more than `training.max_length` tokens."""
 Strings = Literal["chat", "plain"]
 JobReference = Annotated[
     str,
@@ -78,7 +80,7 @@ class DataSpec(SpecModel):
     """Rows whose loss is measured at each evaluation; named as `train`."""
     shuffle_seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     """Seed of each epoch's order of rows."""
-    too_long: Literal["refuse", "drop", "truncate-left", "truncate-right"] = "refuse"
+    too_long: TooLong = "refuse"
     """What happens to a row of more than `training.max_length` tokens."""
     strings: Strings = "chat"
     """What a prompt and its answer that are strings become: a user's and an assistant's message of
@@ -211,6 +213,11 @@ class TrainingSpec(SpecModel):
     """Longest sequence in tokens, prompt and answers together."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     """Seed of weights, sampling and dropout."""
+
+    @property
+    def fixed_micro_batch_size(self) -> int | None:
+        """Sequences of one forward pass; None where `micro_batch_tokens` decides."""
+        return None if self.micro_batch_size == "auto" else self.micro_batch_size
 
 
 class BestSpec(SpecModel):

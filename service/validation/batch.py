@@ -4,7 +4,7 @@ from service.spec import JobSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padding_factor
-from service.validation.layout import divisors, samples
+from service.validation.layout import divisors
 from service.validation.problems import FieldProblem
 
 _BATCH = "training.global_batch_size"
@@ -114,7 +114,7 @@ def check_lengths(spec: JobSpec, model: ModelConfig) -> list[FieldProblem]:
                 fix=f"use at most {model.max_positions}",
             )
         )
-    if samples(spec) and spec.rollout.max_new_tokens >= longest:
+    if spec.samples and spec.rollout.max_new_tokens >= longest:
         problems.append(
             FieldProblem(
                 field="rollout.max_new_tokens",

@@ -3,7 +3,7 @@
 from service.spec import JobSpec
 from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
-from service.validation.layout import Sizes, check_layout, check_rollout, samples
+from service.validation.layout import Sizes, check_layout, check_rollout
 from service.validation.precision import LEAST_CAPABILITY, Capability, check_fp8_layers, dotted
 from service.validation.problems import FieldProblem
 
@@ -12,7 +12,7 @@ def check_fit(spec: JobSpec, layout: Sizes, model: ModelConfig) -> list[FieldPro
     """Whether model, layout and formats go together, in training and in sampling."""
     problems = check_layout(layout, model) + check_fp8_layers(spec, model, layout)
     problems += check_kernels(spec, layout, model)
-    if samples(spec):
+    if spec.samples:
         problems += check_rollout(layout, rollout_tp=spec.rollout.layout.tp, model=model)
     return problems
 

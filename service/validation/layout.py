@@ -256,11 +256,6 @@ def check_rollout_world(rollout_tp: int, world_size: int) -> list[FieldProblem]:
     return [problem]
 
 
-def samples(spec: JobSpec) -> bool:
-    """True where the job generates: to learn from it, or to be evaluated."""
-    return spec.algorithm.online or spec.evaluation.items > 0
-
-
 def check_tensor_parallel(field: str, tp: int, model: ModelConfig) -> list[FieldProblem]:
     """Whether tp divides a model. It must divide heads and MLP; of KV heads it may also be a
     multiple, and ranks share one."""

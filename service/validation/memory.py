@@ -24,7 +24,6 @@ from service.spec.layout import Layout
 from service.spec.model_config import ModelConfig
 from service.spec.padding import padded_vocab_size
 from service.validation.activations import estimate_activations, estimate_reading
-from service.validation.layout import samples
 from service.validation.parameters import RankParameters, rank_parameters
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -197,7 +196,7 @@ def _sampler(
     spec: JobSpec, model: ModelConfig, layout: Layout, *, cuda: bool
 ) -> tuple[int, int, int]:
     """(weights of the sampling copy, its matrices for a CPU, its keys and values)."""
-    if not samples(spec):
+    if not spec.samples:
         return 0, 0, 0
     tp = spec.rollout.layout.tp
     held = rank_parameters(model, Layout(tp=tp), stage=0)

@@ -19,7 +19,6 @@ from service.validation.layout import (
     check_rollout_world,
     frozen_ranks,
     resolve_layout,
-    samples,
 )
 from service.validation.memory import StageMemory, cache_bytes_per_token, estimate
 from service.validation.precision import check_formats
@@ -51,6 +50,11 @@ class Machines:
     def usable_bytes(self) -> int:
         """What a rank can fill."""
         return max(int((self.memory_gib * GIB - RESERVED) * USABLE), 1)
+
+
+def gpu_gib(rank_bytes: int) -> float:
+    """The memory of a GPU that a rank fills with so many bytes: see `usable_bytes`."""
+    return (rank_bytes / USABLE + RESERVED) / GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +148,7 @@ def _divisors(size: int, *, most: int | None = None) -> list[int]:
 def _possible(spec: JobSpec, layout: Layout, model: ModelConfig) -> bool:
     problems = check_batch(spec, layout) + check_cuts(spec, layout)
     problems += check_fit(spec, layout, model)
-    if samples(spec):
+    if spec.samples:
         problems += check_rollout_world(spec.rollout.layout.tp, layout.world_size)
     return not problems
 

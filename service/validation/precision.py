@@ -8,7 +8,7 @@ multiples of what those kernels take.
 from service.spec import Fp8Spec, JobSpec
 from service.spec.model_config import ModelConfig
 from service.spec.padding import fp8_alignment
-from service.validation.layout import Sizes, samples
+from service.validation.layout import Sizes
 from service.validation.problems import FieldProblem
 
 Capability = tuple[int, int]
@@ -47,7 +47,7 @@ def check_formats(spec: JobSpec, capability: Capability | None) -> list[FieldPro
 def _sampling(spec: JobSpec) -> list[FieldProblem]:
     """Whether the generation engine can compute in the job's format."""
     dtype = spec.precision.dtype
-    if spec.resources.gpus_per_node == 0 or not samples(spec) or dtype == "bf16":
+    if spec.resources.gpus_per_node == 0 or not spec.samples or dtype == "bf16":
         return []
     return [
         FieldProblem(

@@ -20,7 +20,7 @@ from service.validation.environments import resolve_environment
 from service.validation.episodes import check_overlong, length_notes
 from service.validation.files import find_files
 from service.validation.fit import check_fit, notes_of
-from service.validation.layout import check_rollout_world, resolve_layout, samples
+from service.validation.layout import check_rollout_world, resolve_layout
 from service.validation.model import FoundModel, ModelFinder
 from service.validation.other_models import (
     as_before,
@@ -160,7 +160,7 @@ class Validator:
         problems += found
         if layout is not None:
             problems += check_batch(spec, layout) + check_cuts(spec, layout)
-            if samples(spec):
+            if spec.samples:
                 problems += check_rollout_world(spec.rollout.layout.tp, layout.world_size)
         return layout, problems
 
