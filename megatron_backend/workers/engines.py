@@ -14,7 +14,7 @@ from torch import Tensor
 from algorithms.batch import Batch, Normalizer
 from algorithms.protocols import Completion, Sampling, StepResult, Trial
 from megatron_backend.generation.engine import check_prompts
-from megatron_backend.training.shares import RowShare, StepShare, gather_rows, merge_step
+from megatron_backend.training.shares import RowShare, gather_rows, merge_step
 from megatron_backend.workers.frozen import ScorerRank, TeacherRank
 from megatron_backend.workers.group import WorkerGroup
 from megatron_backend.workers.rank import RankWorker
@@ -32,8 +32,8 @@ class _RayModel:
         warn: is told of ranks that are slower than the others.
     """
 
-    _step: Callable[..., StepShare]
-    """The ranks' method that takes an optimizer step."""
+    _trains: Literal["policy", "critic"]
+    """Which of the ranks' models it is."""
     _what = ""
     """What warnings begin with."""
 
@@ -53,12 +53,13 @@ class _RayModel:
         """One optimizer step over the whole batch."""
         began = time.monotonic()
         shares = self._group.call(
-            type(self)._step,
+            RankWorker.train_step,
             batch,
             normalizer,
             learning_rate=learning_rate,
             norm_limit=norm_limit,
             loss_limit=loss_limit,
+            model=self._trains,
         )
         for message in self._stragglers.see(self._group.own_seconds):
             self._warn(f"{self._what}{message}")
@@ -74,12 +75,13 @@ class _RayModel:
         middle = blocks // 2 * shared
         for copies in (range(middle), range(middle, layout.dp)) if middle else ():
             shares = self._group.call(
-                type(self)._step,
+                RankWorker.train_step,
                 batch,
                 normalizer,
                 learning_rate=0.0,
                 norm_limit=-1.0,
                 copies=copies,
+                model=self._trains,
             )
             ranks = [
                 f"{rank} ({self._group.addresses[rank]})"
@@ -105,7 +107,7 @@ class RayTrainEngine(_RayModel):
         warn: is told of ranks that are slower than the others.
     """
 
-    _step = RankWorker.train_step
+    _trains = "policy"
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class RayTrainEngine(_RayModel):
 class RayCritic(_RayModel):
     """Implements `algorithms.protocols.Critic` on the ranks of the policy."""
 
-    _step = RankWorker.train_critic
+    _trains = "critic"
     _what = "training the critic, "
 
     def values(self, batch: Batch) -> Tensor:

@@ -11,7 +11,7 @@ _PHASES = {
     "setup": ("prepare", "setup", "setup_generation", "load_state", "shutdown"),
     "step": (
         *("train_step", "log_probs", "evaluate_loss", "tied_difference", "logits"),
-        *("train_critic", "values", "likeliest", "scores"),
+        *("values", "likeliest", "scores"),
     ),
     "generate": ("generate", "sync_weights"),
     "save": ("begin_save", "save_again", "save_result", "export_hf", "check_export"),

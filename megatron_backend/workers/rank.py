@@ -130,29 +130,11 @@ class RankWorker:
         norm_limit: float = math.inf,
         loss_limit: float = math.inf,
         copies: Sequence[int] | None = None,
+        model: Literal["policy", "critic"] = "policy",
     ) -> StepShare:
         """One optimizer step on the whole batch; see `Trainer.train_step`."""
-        return self.trainer.train_step(
-            batch,
-            normalizer,
-            learning_rate=learning_rate,
-            norm_limit=norm_limit,
-            loss_limit=loss_limit,
-            copies=copies,
-        )
-
-    def train_critic(
-        self,
-        batch: Batch,
-        normalizer: Normalizer,
-        *,
-        learning_rate: float,
-        norm_limit: float = math.inf,
-        loss_limit: float = math.inf,
-        copies: Sequence[int] | None = None,
-    ) -> StepShare:
-        """One optimizer step of the critic; see `Trainer.train_step`."""
-        return self.critic.train_step(
+        trainer = self.trainer if model == "policy" else self.critic
+        return trainer.train_step(
             batch,
             normalizer,
             learning_rate=learning_rate,

@@ -87,7 +87,7 @@ def play(
     batch = rollout()
     answers = [(worker.values(batch), worker.log_probs(batch))]
     normalizer = Normalizer.of(batch)
-    assert worker.train_critic(batch, normalizer, learning_rate=1e-2).finite
+    assert worker.train_step(batch, normalizer, learning_rate=1e-2, model="critic").finite
     answers.append((worker.values(batch), worker.log_probs(batch)))
     assert worker.train_step(batch, normalizer, learning_rate=1e-2).finite
     answers.append((worker.values(batch), worker.log_probs(batch)))
@@ -186,7 +186,7 @@ def test_a_critic_starts_from_checkpoints_of_every_kind(ranks: Ranks, tmp_path: 
 
 
 def test_calls_of_a_critic_have_the_deadline_of_a_step() -> None:
-    for method in (RankWorker.train_critic, RankWorker.values, RankWorker.scores):
+    for method in (RankWorker.train_step, RankWorker.values, RankWorker.scores):
         assert PHASE_OF[method.__name__] == "step"
 
 

@@ -85,8 +85,10 @@ def test_a_rank_that_stays_slow_is_told(critic: bool, begins: str) -> None:
     assert message.startswith(begins)
     assert f"for {IN_A_ROW} steps in a row" in message
     assert "2.50 s, the median rank for 1.00 s" in message
-    method = RankWorker.train_critic if critic else RankWorker.train_step
-    assert {called for called, _ in group.calls} == {method}
+    model = "critic" if critic else "policy"
+    assert [(called, options["model"]) for called, options in group.calls] == [
+        (RankWorker.train_step, model)
+    ] * IN_A_ROW
 
 
 def test_a_step_s_limits_reach_the_ranks() -> None:
@@ -94,7 +96,7 @@ def test_a_step_s_limits_reach_the_ranks() -> None:
     engine = RayTrainEngine(group, MODEL, predicts=True, warn=print)
     limits = {"learning_rate": 0.1, "norm_limit": 3.0, "loss_limit": 4.0}
     engine.train_step(BATCH, Normalizer.of(BATCH), **limits)
-    assert group.calls == [(RankWorker.train_step, limits)]
+    assert group.calls == [(RankWorker.train_step, {**limits, "model": "policy"})]
 
 
 @pytest.mark.parametrize("critic", [False, True])
@@ -125,7 +127,8 @@ def test_halves_of_the_copies_try_a_step_alone(
     trials = engine.trials(BATCH, Normalizer.of(BATCH))
     assert [list(options["copies"]) for _, options in group.calls] == halves
     for method, options in group.calls:
-        assert method is (RankWorker.train_critic if critic else RankWorker.train_step)
+        assert method is RankWorker.train_step
+        assert options["model"] == ("critic" if critic else "policy")
         assert options["norm_limit"] < 0  # not to be taken
     for trial, half in zip(trials, halves, strict=True):
         assert trial.result.loss == 1.5
