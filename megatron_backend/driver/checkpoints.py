@@ -106,8 +106,6 @@ class JobCheckpoints:
         """
         begun, requested_at = time.monotonic(), time.time()
         self.drain()
-        # The events of the steps in a checkpoint are never repeated, so none may be forgotten.
-        self._recorder.sync()
         save = self._save = _Save(
             step=step,
             loop_state=json.dumps(dict(loop_state), allow_nan=False, sort_keys=True),
@@ -146,6 +144,8 @@ class JobCheckpoints:
     def _write(self, save: _Save) -> None:
         """Has the ranks write their state, or copy it and write that meanwhile."""
         try:
+            # The events of the steps in a checkpoint are never repeated, so none may be forgotten.
+            self._recorder.sync()
             staged = self._stage(save)
         except OSError as error:
             self._failed(save, error)

@@ -1,6 +1,7 @@
 """How an attempt ended, in words and in a reason from the contract's closed list."""
 
 import errno
+import time
 import traceback
 from pathlib import Path
 
@@ -19,9 +20,12 @@ from megatron_backend.workers.errors import (
     WorkerPreempted,
 )
 from service.spec import Outcome, Reason
-from service.spec.durable import replace_text
+from service.spec.durable import STORAGE_FULL, replace_text
 
 MAX_MESSAGE = 20_000
+ROOM_SECONDS = 30.0
+"""How long an outcome waits for room on a full disk. The ranks are gone by then."""
+_PAUSE_SECONDS = 0.5
 _STORAGE_ERRORS = {
     *(errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.ENOTCONN, errno.EROFS),
     *(errno.ESTALE, errno.ETIMEDOUT),
@@ -38,8 +42,21 @@ class Stopped(BaseException):
 
 
 def write_outcome(attempt_folder: Path, outcome: Outcome) -> None:
-    """Writes outcome.json, the driver's last act, in one atomic step."""
-    replace_text(attempt_folder / "outcome.json", outcome.model_dump_json(indent=1) + "\n")
+    """Writes outcome.json, the driver's last act, in one atomic step.
+
+    Raises:
+        OSError: the disk fails, or is full for `ROOM_SECONDS`. The service then sees an attempt
+            that ended without an outcome, and quotes its log.
+    """
+    path, text = attempt_folder / "outcome.json", outcome.model_dump_json(indent=1) + "\n"
+    ends = time.monotonic() + ROOM_SECONDS
+    while True:
+        try:
+            return replace_text(path, text)
+        except OSError as error:
+            if error.errno not in STORAGE_FULL or time.monotonic() >= ends:
+                raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 def outcome_of(error: BaseException | None, attempt: int) -> Outcome:

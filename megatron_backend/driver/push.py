@@ -135,7 +135,7 @@ class Pusher:
     def _tell(self, complaint: str) -> None:
         """Logs a complaint when it changes, not at every try."""
         if complaint and complaint != self._complaint:
-            log.warning("events wait on disk: %s", complaint)
+            log.warning("events wait: %s", complaint)
         elif self._complaint and not complaint:
             log.info("events reach the service again")
         self._complaint = complaint

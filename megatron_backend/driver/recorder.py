@@ -54,8 +54,11 @@ class SpoolRecorder:
     def record(self, kind: str, data: Mapping[str, Any], *, step: int | None = None) -> None:
         """Writes one event; a killed driver does not lose it. Does not wait for the service.
 
+        While the disk is full the event waits in memory, see `EventSpool`.
+
         Raises:
             StaleAttempt: the service has said that a newer attempt has taken over.
+            OSError: the disk fails, or is full and too much waits.
         """
         if self._pusher.stale.is_set():
             raise StaleAttempt("the service says that a newer attempt of this job has taken over")

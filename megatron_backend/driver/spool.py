@@ -3,8 +3,16 @@
 A line is handed to the operating system before `append` returns, so a killed driver loses none.
 `sync` makes them survive a crash of the machine too; it is called before anything that depends on
 them (a checkpoint that is published, a push to the service), not for every line.
+
+On a full disk the job goes on, and lines wait in memory. Whoever appends or syncs next writes them
+first, so they come out in order. A line is in the file whole or not at all.
+
+Every line stays in memory until it is synced: a kernel that could not write a page (a network file
+system learns of a quota no sooner) may drop it, and says so once. After a sync that failed, lines
+are therefore written again.
 """
 
+import logging
 import os
 import threading
 import time
@@ -14,6 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from service.spec import WorkerEvent
+from service.spec.durable import STORAGE_FULL
+
+log = logging.getLogger("planish")
+
+MAX_UNSYNCED_BYTES = 32 * 1024 * 1024
+"""Lines beyond this are synced at once; a disk that is still full then is an error."""
 
 
 class EventSpool:
@@ -27,8 +41,10 @@ class EventSpool:
         self._lock = threading.Lock()
         self._offsets = array("Q")  # byte offset of event seq, at index seq - 1
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._end = self._recover()
+        self._end = self._recover()  # where the next line goes, once those before it are written
         self._synced = self._end
+        self._unsynced: list[bytes] = []  # the newest lines, from `_synced` to `_end`
+        self._written = 0  # how many of these the operating system has
 
     @property
     def last_seq(self) -> int:
@@ -36,11 +52,12 @@ class EventSpool:
         return len(self._offsets)
 
     def append(self, kind: str, data: Mapping[str, Any], step: int | None) -> WorkerEvent:
-        """Writes one event.
+        """Writes one event, or holds it back while the disk is full.
 
         Raises:
             pydantic.ValidationError: the kind is none of the contract's.
             pydantic_core.PydanticSerializationError: `data` holds what is no JSON value.
+            OSError: the disk fails, or has been full for `MAX_UNSYNCED_BYTES`.
         """
         with self._lock:
             event = WorkerEvent.model_validate(
@@ -53,24 +70,28 @@ class EventSpool:
                 }
             )
             line = event.model_dump_json().encode() + b"\n"
-            written = 0
-            while written < len(line):
-                written += os.pwrite(self._file, line[written:], self._end + written)
             self._offsets.append(self._end)
             self._end += len(line)
+            self._unsynced.append(line)
+            if self._end - self._synced > MAX_UNSYNCED_BYTES:
+                self._sync()
+            else:
+                self._write_if_room()
             return event
 
     def sync(self) -> None:
-        """Returns once every event so far is on disk."""
+        """Returns once every event so far is on disk.
+
+        Raises:
+            OSError: the disk fails or is full; the next call tries again.
+        """
         with self._lock:
-            if self._synced < self._end:
-                os.fsync(self._file)
-                self._synced = self._end
+            self._sync()
 
     def read(self, first: int, *, max_events: int, max_bytes: int) -> list[WorkerEvent]:
-        """Events from number `first` on; at least one where there is one."""
+        """Events from number `first` on that are in the file; at least one where there is one."""
         with self._lock:
-            stop = min(self.last_seq, first - 1 + max_events)
+            stop = min(self._last_written, first - 1 + max_events)
             if first > stop:
                 return []
             begin = self._offsets[first - 1]
@@ -85,6 +106,44 @@ class EventSpool:
             self.sync()
         finally:
             os.close(self._file)
+
+    @property
+    def _last_written(self) -> int:
+        return self.last_seq - len(self._unsynced) + self._written
+
+    def _write_if_room(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno not in STORAGE_FULL:
+                raise
+            if self._last_written == self.last_seq - 1:  # the first one, so it is said once
+                log.warning("events wait in memory until there is room: %s", error)
+
+    def _write(self) -> None:
+        """Hands the operating system the lines that it does not have."""
+        while self._written < len(self._unsynced):
+            line, start = self._unsynced[self._written], self._start_of(self._last_written + 1)
+            done = 0
+            try:
+                while done < len(line):
+                    done += os.pwrite(self._file, line[done:], start + done)
+            except OSError:
+                os.ftruncate(self._file, start)
+                raise
+            self._written += 1
+
+    def _sync(self) -> None:
+        self._write()
+        if not self._unsynced:
+            return
+        try:
+            os.fsync(self._file)
+        except OSError:
+            self._written = 0
+            raise
+        self._unsynced.clear()
+        self._written, self._synced = 0, self._end
 
     def _start_of(self, seq: int) -> int:
         return self._offsets[seq - 1] if seq <= self.last_seq else self._end

@@ -1,8 +1,12 @@
 """Writing so that a crash of the process or of the machine leaves the old or the new, whole."""
 
+import errno
 import os
 import secrets
 from pathlib import Path
+
+STORAGE_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors that pass once somebody makes room."""
 
 
 def fsync_file(path: Path) -> None:

@@ -2,6 +2,8 @@
 storage and errors are real ones.
 """
 
+import errno
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from megatron_backend.checkpoint.fence import Fence
 from megatron_backend.checkpoint.staging import DirectFiles, StagedFiles, Written
 from megatron_backend.driver.checkpoints import JobCheckpoints
 from megatron_backend.driver.job import open_job
+from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.start import open_start
 from tests.algorithms.tiny_policy import EventList
 from tests.megatron_backend.driver import tiny_job
@@ -75,9 +79,20 @@ class FileGroup:
 
 
 class Saves:
-    """A job's checkpoints, with what they tell."""
+    """A job's checkpoints, with what they tell.
 
-    def __init__(self, folder: Path, attempt: int = 1, **spec: Any) -> None:
+    Attributes:
+        events: what they tell, where it goes to no `recorder`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        attempt: int = 1,
+        *,
+        recorder: SpoolRecorder | None = None,
+        **spec: Any,
+    ) -> None:
         if not folder.exists():
             tiny_job.write_job(folder, checkpoint=spec, parallel={"tp": 2})
         self.root = folder / "checkpoints"
@@ -85,10 +100,9 @@ class Saves:
         fence = Fence(folder, attempt)
         fence.take()
         self.events, self.group = SyncedEvents(), FileGroup()
-        start = open_start(
-            job, fence, lambda text: self.events.record("warning", {"message": text})
-        )
-        self.checkpoints = JobCheckpoints(job, start, self.group, self.events)  # type: ignore[arg-type]
+        taker = recorder or self.events
+        start = open_start(job, fence, lambda text: taker.record("warning", {"message": text}))
+        self.checkpoints = JobCheckpoints(job, start, self.group, taker)  # type: ignore[arg-type]
 
     def save(self, step: int, **options: Any) -> None:
         self.group.state = bytes([step]) * SIZE
@@ -119,6 +133,21 @@ def small_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def no_room_for_events() -> Iterator[None]:
+    """The disk takes all but the end of an event's line."""
+    whole = os.pwrite
+
+    def most(descriptor: int, data: bytes, offset: int) -> int:
+        if len(data) > 10:
+            return whole(descriptor, data[:-10], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", most)
+        yield
 
 
 def drained(saves: Saves, step: int) -> None:

@@ -5,15 +5,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from algorithms.errors import JobFailure
+from megatron_backend.driver.recorder import SpoolRecorder
 from service.spec import Reason
-from tests.megatron_backend.driver.saves import SIZE, Saves, drained, flushes, small_files
+from tests.megatron_backend.driver import tiny_job
+from tests.megatron_backend.driver.saves import (
+    SIZE,
+    Saves,
+    drained,
+    flushes,
+    no_room_for_events,
+    small_files,
+)
 
 
 def test_a_save_and_what_it_tells(open_saves: Callable[..., Saves]) -> None:
@@ -147,6 +156,42 @@ def test_d20_a_save_that_the_storage_refuses(
     assert failure.value.reason is Reason.NODE_FAILURE
     assert saves.latest() == "step-00000004"
     assert open_saves(attempt=2).resumed() == 4
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[SpoolRecorder]:
+    """The one of the job that `open_saves` has."""
+    folder = tmp_path / "job" / "attempts" / "1"
+    tiny_job.write_job(tmp_path / "job", parallel={"tp": 2}, checkpoint={"save_retries": 1})
+    folder.mkdir(parents=True)
+    opened = SpoolRecorder(tmp_path / "job", job_id="job-1", attempt=1)
+    yield opened
+    opened.close()
+
+
+def test_d20_training_goes_on_while_there_is_no_room_for_events(
+    open_saves: Callable[..., Saves], recorder: SpoolRecorder
+) -> None:
+    saves = open_saves(recorder=recorder)
+    for step in range(1, 4):
+        recorder.record("metrics", {"loss": 1 / step}, step=step)
+        if step == 2:
+            with no_room_for_events():
+                recorder.record("sample", {"item": 0}, step=step)
+                saves.save(step)  # what would have to be on disk before it is not
+                recorder.record("sample", {"item": 1}, step=step)
+            assert saves.latest() == "step-00000001"
+        else:
+            saves.save(step)
+    assert saves.steps() == [1, 3]
+    told = tiny_job.events(saves.root.parent)
+    assert [(event.seq, event.kind, event.step) for event in told] == [
+        *((1, "metrics", 1), (2, "checkpoint", 1)),
+        *((3, "metrics", 2), (4, "sample", 2), (5, "warning", 2), (6, "sample", 2)),
+        *((7, "metrics", 3), (8, "checkpoint", 3)),
+    ]
+    message = "the checkpoint of step 2 could not be saved: No space left on device"
+    assert told[4].data == {"message": message, "missed": 1, "tries": 2}
 
 
 def test_the_storage_is_better_at_the_second_try(open_saves: Callable[..., Saves]) -> None:

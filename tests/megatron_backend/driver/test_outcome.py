@@ -1,12 +1,15 @@
 """Each way to fail has its reason, and the message says what a person needs."""
 
 import errno
+import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from algorithms.errors import JobFailure
+from megatron_backend.driver import outcome as outcome_module
 from megatron_backend.driver.job import BadJobFolder
 from megatron_backend.driver.outcome import MAX_MESSAGE, Stopped, outcome_of, write_outcome
 from megatron_backend.workers.errors import (
@@ -84,4 +87,27 @@ def test_written_whole(tmp_path: Path) -> None:
     outcome = outcome_of(WorkerLost(0, "killed"), 2)
     write_outcome(tmp_path, outcome)
     assert Outcome.model_validate_json((tmp_path / "outcome.json").read_text()) == outcome
+    assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
+
+
+def test_it_waits_for_room_on_a_full_disk_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome, replace, refused = outcome_of(WorkerLost(0, "killed"), 2), os.replace, [0]
+
+    def full(source: Path, target: Path) -> None:
+        refused[0] += 1
+        if time.monotonic() < room_from:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(outcome_module, "ROOM_SECONDS", 0.5)
+    room_from = float("inf")
+    with pytest.raises(OSError, match="No space left"):
+        write_outcome(tmp_path, outcome)
+    assert list(tmp_path.iterdir()) == []
+    tries, room_from = refused[0], time.monotonic() + 0.3
+    write_outcome(tmp_path, outcome)
+    assert tries >= 2
     assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]

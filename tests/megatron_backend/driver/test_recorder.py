@@ -20,9 +20,11 @@ from pydantic_core import PydanticSerializationError
 
 from megatron_backend.checkpoint.fence import StaleAttempt
 from megatron_backend.driver import recorder as recorder_module
+from megatron_backend.driver import spool as spool_module
 from megatron_backend.driver.recorder import SpoolRecorder
 from megatron_backend.driver.spool import EventSpool
 from service.spec import EventBatch, WorkerEvent
+from tests.megatron_backend.driver.saves import no_room_for_events
 from tests.waiting import wait_until
 
 TOKEN = "only-for-attempt-1"
@@ -343,6 +345,82 @@ def test_kill_9_leaves_a_spool_without_gap_and_numbering_goes_on(job_dir: Path) 
     assert len(events) > 100
     assert events[-1].data == {"message": "back"}
     recorder.close()
+
+
+def test_a_full_disk_keeps_no_half_lines_and_loses_no_events(job_dir: Path) -> None:
+    path = job_dir / "attempts" / "1" / "events.jsonl"
+    recorder = make(job_dir)
+    recorder.record("metrics", {"loss": 1.0}, step=1)
+    for again in range(2):
+        before = path.read_bytes()
+        with no_room_for_events():
+            for item in range(2):
+                recorder.record("sample", {"item": item}, step=again)
+            with pytest.raises(OSError, match="No space left"):
+                recorder.sync()
+            assert path.read_bytes() == before
+        recorder.record("warning", {"message": "there is room"})
+        assert [event.seq for event in spooled(job_dir)] == list(range(1, 5 + 3 * again))
+    recorder.close()
+
+
+def test_events_that_waited_for_room_reach_the_service(
+    job_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(job_dir)
+    with service.listening():
+        recorder = make(job_dir)
+        with no_room_for_events():
+            recorder.record("metrics", {"loss": 1.0}, step=1)
+            wait_until(lambda: "events wait: " in caplog.text, "the pusher says so", SECONDS)
+            assert service.numbers() == []
+        wait_for_events(service, 1)  # though no event follows
+        assert service.events == spooled(job_dir)
+        recorder.close()
+
+
+def test_a_disk_that_stays_full_ends_the_attempt_before_memory_is(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "MAX_UNSYNCED_BYTES", 5000)
+    recorder = make(job_dir)
+    for step in range(1, 20):  # where there is room that is no bound
+        recorder.record("metrics", {"text": "x" * 1000}, step=step)
+    recorder.sync()
+    with no_room_for_events():
+        for step in range(20, 24):
+            recorder.record("metrics", {"text": "x" * 1000}, step=step)
+        with pytest.raises(OSError, match="No space left"):
+            recorder.record("metrics", {"text": "x" * 1000}, step=24)
+    recorder.close()
+    assert [event.step for event in spooled(job_dir)] == list(range(1, 25))
+
+
+def test_events_of_a_sync_that_failed_are_written_again(
+    job_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may drop what it could not write, and then the next fsync finds nothing wrong."""
+    path = job_dir / "attempts" / "1" / "events.jsonl"
+    spool = EventSpool(path)
+    spool.append("warning", {"message": "one"}, None)
+    spool.sync()
+    spool.append("warning", {"message": "two"}, None)
+    spool.append("warning", {"message": "three"}, None)
+    lines = path.read_bytes()
+    first = len(lines.split(b"\n")[0]) + 1
+
+    def dropping(descriptor: int) -> None:
+        os.pwrite(descriptor, bytes(len(lines) - first), first)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", dropping)
+        with pytest.raises(OSError, match="quota"):
+            spool.sync()
+    assert path.read_bytes() != lines
+    spool.sync()
+    assert path.read_bytes() == lines
+    spool.close()
 
 
 def test_torn_last_line_is_dropped(job_dir: Path) -> None:
