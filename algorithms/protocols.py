@@ -246,6 +246,9 @@ class Checkpoints(Protocol):
         """Restores the newest published checkpoint; its `loop_state`, None where there is none.
 
         A save that is still on its way is given up.
+
+        Raises:
+            JobFailure: there was a checkpoint, and none is whole any more.
         """
         ...
 

@@ -29,7 +29,7 @@ from megatron_backend.checkpoint.retention import Retention, score_of
 from megatron_backend.checkpoint.staging import Written
 from megatron_backend.driver.job import Job
 from megatron_backend.driver.recorder import SpoolRecorder
-from megatron_backend.driver.start import Start
+from megatron_backend.driver.start import Start, find_newest
 from megatron_backend.workers.rank import RankWorker
 from service.spec import Reason
 
@@ -79,6 +79,7 @@ class JobCheckpoints:
         self._job, self._group, self._recorder = job, group, recorder
         self._spec = job.context.spec.checkpoint
         self._store, self._remote, self._newest = start.store, start.remote, start.newest
+        self._compared = start.newest  # with its hashes, and not loaded since
         self._save: _Save | None = None
         self._missed = 0
         if self._remote is not None and self._newest is not None:
@@ -128,18 +129,43 @@ class JobCheckpoints:
             self._move_on(self._save, wait=True)
 
     def load_latest(self) -> Mapping[str, Any] | None:
-        """Restores the newest published checkpoint; its `loop_state`, None where there is none."""
+        """See `algorithms.protocols.Checkpoints.load_latest`.
+
+        Raises:
+            StaleAttempt: a newer attempt has taken over.
+            JobFailure: there was a checkpoint, and none is whole any more.
+            OSError: the storage cannot be read.
+        """
         if self._save is not None and self._save.upload is None:
             self._discard(self._save)
             self._save = None
         if self._newest is None:
             return None
-        same = self._newest.manifest.layout == self._job.layout
-        self._group.call(RankWorker.load_state, str(self._newest.path), same)
-        state: dict[str, Any] = json.loads(
-            (self._newest.path / contents.LOOP_STATE).read_text("utf-8")
-        )
+        newest = self._newest = self._whole(self._newest)
+        same = newest.manifest.layout == self._job.layout
+        self._group.call(RankWorker.load_state, str(newest.path), same)
+        state: dict[str, Any] = json.loads((newest.path / contents.LOOP_STATE).read_text("utf-8"))
         return state
+
+    def _whole(self, newest: Published) -> Published:
+        """What is to be loaded: the newest, or, where that is damaged by now, what is before it."""
+        compared, self._compared = self._compared, None
+        if newest is compared:
+            return newest
+        found = find_newest(
+            self._job,
+            self._store,
+            self._remote,
+            lambda message: self._recorder.record("warning", {"message": message}),
+        )
+        if found is None:
+            # The ranks' starting weights were not read, since a checkpoint was to be loaded.
+            raise JobFailure(
+                Reason.NODE_FAILURE,
+                f"the checkpoint {newest.path.name} is damaged, and so is every one before it; the "
+                "next attempt starts the job from its beginning",
+            )
+        return found
 
     def _write(self, save: _Save) -> None:
         """Has the ranks write their state, or copy it and write that meanwhile."""

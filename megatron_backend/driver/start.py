@@ -1,7 +1,7 @@
 """What an attempt goes on from: its own newest checkpoint, a copy of it, or another job's.
 
-Every checkpoint that is loaded is compared with its manifest's hashes here, once, by the driver:
-ranks read only what was found whole.
+Every checkpoint that is loaded is compared with its manifest's hashes here, by the driver, before
+there are ranks; one that is gone on from is compared again before each later load.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,16 +65,34 @@ def open_start(job: Job, fence: Fence, warn: Callable[[str], None]) -> Start:
         retention=Retention.of(spec),
         deadline=job.context.spec.faults.deadlines.save,
     )
+    newest = find_newest(job, store, remote, warn)
     try:
-        newest = store.newest(warn)
-        if newest is None and remote is not None:
-            newest = remote.fetch_newest(store, warn)
-        if newest is None:
-            newest = _of_another_job(job, store)
         _verify_models(job, fresh=newest is None)
     except RefusedCheckpoint as error:
         raise JobFailure(Reason.USER_ERROR, str(error)) from error
     return Start(store=store, remote=remote, newest=newest)
+
+
+def find_newest(
+    job: Job,
+    store: CheckpointStore,
+    remote: RemoteCheckpoints | None,
+    warn: Callable[[str], None],
+) -> Published | None:
+    """What to go on from, compared with its manifest's hashes; None where the job begins.
+
+    Raises:
+        StaleAttempt: a newer attempt has taken over.
+        JobFailure: what is there cannot be gone on from.
+        OSError: the storage cannot be read.
+    """
+    try:
+        newest = store.newest(warn)
+        if newest is None and remote is not None:
+            newest = remote.fetch_newest(store, warn)
+        return newest or _of_another_job(job, store)
+    except RefusedCheckpoint as error:
+        raise JobFailure(Reason.USER_ERROR, str(error)) from error
 
 
 def _of_another_job(job: Job, store: CheckpointStore) -> Published | None:

@@ -253,12 +253,59 @@ def test_the_newest_is_damaged(open_saves: Callable[..., Saves]) -> None:
     saves = open_saves()
     for step in (1, 2):
         saves.save(step)
-    shard = saves.root / "step-00000002" / "state" / "__1_0.distcp"
-    shard.write_bytes(b"x" + shard.read_bytes()[1:])
+    damage(saves.root / "step-00000002")
     again = open_saves(attempt=2)
     assert again.resumed() == 1
     (warning,) = again.events.of("warning")
     assert "step-00000002 is damaged and was set aside" in warning["message"]
+
+
+def damage(checkpoint: Path) -> None:
+    shard = checkpoint / "state" / "__1_0.distcp"
+    shard.write_bytes(b"x" + shard.read_bytes()[1:])
+
+
+@pytest.mark.parametrize("loaded_before", [False, True])
+def test_the_newest_is_damaged_while_the_attempt_lives(
+    open_saves: Callable[..., Saves], loaded_before: bool
+) -> None:
+    """Ranks that are started anew and a job that goes back load as an attempt that starts does."""
+    saves = open_saves()
+    for step in (1, 2):
+        saves.save(step)
+    if loaded_before:
+        assert saves.resumed() == 2
+    damage(saves.root / "step-00000002")
+    assert saves.resumed() == 1
+    (warning,) = saves.events.of("warning")
+    assert "step-00000002 is damaged and was set aside" in warning["message"]
+    assert saves.latest() == "step-00000001"
+    damage(saves.root / "step-00000001")
+    with pytest.raises(JobFailure, match="step-00000001 is damaged, and so is every") as failure:
+        saves.resumed()
+    assert failure.value.reason is Reason.NODE_FAILURE
+    assert open_saves(attempt=2).resumed() is None
+
+
+def test_another_jobs_checkpoint_is_compared_at_each_load(
+    open_saves: Callable[..., Saves], tmp_path: Path
+) -> None:
+    """It is what a job goes on from until it has one of its own, and where that is damaged."""
+    Saves(tmp_path / "other").save(5)
+    aside = tmp_path / "other" / "checkpoints" / "step-00000005"
+    path = tiny_job.write_job(tmp_path / "job", parallel={"tp": 2}) / "context.json"
+    resume = {"job": "job-1", "step": 5, "checkpoint": str(aside)}
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"job_id": "job-2", "resume": resume})
+    )
+    saves = open_saves()
+    assert saves.resumed() == 5
+    saves.save(6)
+    damage(saves.root / "step-00000006")
+    assert saves.resumed() == 5
+    damage(aside)
+    with pytest.raises(JobFailure, match="the checkpoint of job-1 to go on from is damaged"):
+        saves.resumed()
 
 
 def test_a_checkpoint_of_another_release_ends_the_attempt(
