@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from megatron_backend.driver.recorder import SpoolRecorder
+from tests.megatron_backend.driver import tiny_job
 from tests.megatron_backend.driver.saves import Saves
 
 
@@ -22,6 +24,18 @@ def open_saves(tmp_path: Path) -> Iterator[Callable[..., Saves]]:
     yield make
     for each in made:
         each.group.close()
+
+
+@pytest.fixture
+def spool_recorder(tmp_path: Path) -> Iterator[SpoolRecorder]:
+    """A real one, of the first attempt of the job that `open_saves` opens."""
+    folder = tmp_path / "job"
+    checkpoint = {"save_retries": 1, "keep_last": 1}
+    tiny_job.write_job(folder, parallel={"tp": 2}, checkpoint=checkpoint)
+    (folder / "attempts" / "1").mkdir(parents=True)
+    recorder = SpoolRecorder(folder, job_id="job-1", attempt=1)
+    yield recorder
+    recorder.close()
 
 
 @pytest.fixture
