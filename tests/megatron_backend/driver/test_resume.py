@@ -1,4 +1,8 @@
-"""Going on with another job's checkpoint, with real Ray and real ranks."""
+"""Going on with another job's checkpoint, with real Ray and real ranks.
+
+Nothing in fine-tuning without dropout draws random numbers, so these jobs have an algorithm that
+does: else a generator that is not restored would be where it has to be.
+"""
 
 import json
 from pathlib import Path
@@ -10,6 +14,7 @@ from safetensors.torch import load_file
 
 from service.spec import WorkerEvent
 from tests.megatron_backend.driver import tiny_job
+from tests.megatron_backend.workers import flawed_algorithm
 
 pytestmark = pytest.mark.long
 
@@ -27,8 +32,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tiny_job.write_job(folder, **SPEC, parallel={"dp": 2}))
 
 
-def run(folder: Path) -> Path:
-    assert tiny_job.start(folder).wait(600) == 0, tiny_job.log_text(folder)
+def run(folder: Path, **changes: Any) -> Path:
+    """The job, with some fields of its context changed, after it ended well."""
+    path = folder / "context.json"
+    document = json.loads(path.read_text()) | changes
+    document["spec"]["algorithm"] = {"type": "flawed", "draws": True}
+    path.write_text(json.dumps(document))
+    environment = flawed_algorithm.environment(folder / "packages")
+    driver = tiny_job.start(folder, environment=environment)
+    assert driver.wait(600) == 0, tiny_job.log_text(folder)
     return folder
 
 
@@ -36,13 +48,9 @@ def resume(whole: Path, folder: Path, *, export: bool, **parallel: Any) -> Path:
     """A job that goes on with the checkpoint, as the service resolves `resume`."""
     spec = SPEC | {"checkpoint": SPEC["checkpoint"] | {"export": export}}
     tiny_job.write_job(folder, **spec, parallel=parallel)
-    path = folder / "context.json"
-    document = json.loads(path.read_text())
-    document["job_id"] = "job-2"
     checkpoint = whole / "checkpoints" / f"step-{SAVED:08d}"
-    document["resume"] = {"job": "job-1", "step": SAVED, "checkpoint": str(checkpoint)}
-    path.write_text(json.dumps(document))
-    return run(folder)
+    resumed = {"job": "job-1", "step": SAVED, "checkpoint": str(checkpoint)}
+    return run(folder, job_id="job-2", resume=resumed)
 
 
 def metrics(folder: Path) -> list[WorkerEvent]:
@@ -73,9 +81,10 @@ def test_d03_d14_the_same_layout_goes_on_bit_for_bit(whole: Path, tmp_path: Path
     assert [event.step for event in metrics(job)] == list(range(SAVED + 1, STEPS + 1))
     tensors = exported(whole)
     assert all(torch.equal(tensors[name], tensor) for name, tensor in exported(job).items())
-    last = f"checkpoints/step-{STEPS:08d}"
-    for name in ("random/rank-00000.safetensors", "random/rank-00001.safetensors"):
-        assert (job / last / name).read_bytes() == (whole / last / name).read_bytes()
+    saved = tiny_job.checkpoint_files(whole, STEPS)
+    first, second = (saved[f"random/rank-0000{rank}.safetensors"] for rank in range(2))
+    assert first != second
+    assert tiny_job.checkpoint_files(job, STEPS) == saved
 
 
 def test_another_layout_goes_on_alike(whole: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from service.spec import JobContext, Outcome, WorkerEvent
+from service.spec.attempt import step_name
 from tests.waiting import wait_until
 
 TEMPLATE = (
@@ -160,6 +161,15 @@ def outcome(folder: Path, attempt: int = 1) -> Outcome:
     """What the driver said last."""
     text = (folder / "attempts" / str(attempt) / "outcome.json").read_text()
     return Outcome.model_validate_json(text)
+
+
+def checkpoint_files(folder: Path, step: int) -> dict[str, bytes]:
+    """A checkpoint's files: weights, moments, random numbers, the loop's place; and not the
+    manifest, which has the time."""
+    saved = folder / "checkpoints" / step_name(step)
+    files = {str(path.relative_to(saved)): path for path in saved.rglob("*") if path.is_file()}
+    del files["manifest.json"]
+    return {name: path.read_bytes() for name, path in files.items()}
 
 
 def log_text(folder: Path, attempt: int = 1) -> str:

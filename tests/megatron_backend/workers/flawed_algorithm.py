@@ -1,4 +1,5 @@
-"""An algorithm of another package, whose ranks go wrong: fine-tuning as it is, but for some calls.
+"""An algorithm of another package: fine-tuning as it is, but for calls that go wrong, or that move
+the random-number generators.
 
 A job finds it by the entry point that `environment` puts on the path of its processes.
 """
@@ -33,6 +34,8 @@ class FlawedSpec(AlgorithmSpec):
     """All losses are NaN on the last rank, as if its device were."""
     slow_seconds: float = 0.0
     """How much longer each loss takes on the last rank."""
+    draws: bool = False
+    """Each loss draws random numbers, of each rank another count, and leaves them unused."""
 
 
 class Flawed(Sft):
@@ -46,10 +49,21 @@ class Flawed(Sft):
         found = super().loss(outputs, batch, normalizer)
         self._count += 1
         wrong = self._count in self._flaws.no_number
+        if self._flaws.draws:
+            _draw(torch.distributed.get_rank() + 1)
         if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
             time.sleep(self._flaws.slow_seconds)
             wrong |= self._flaws.broken
         return LossOutput(loss=found.loss * (math.nan if wrong else 1.0), sums=found.sums)
+
+
+def _draw(count: int) -> None:
+    """From the generators that a checkpoint holds."""
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+    torch.rand(count)
+    with get_cuda_rng_tracker().fork():
+        torch.rand(count)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -42,15 +42,6 @@ def steps(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def last_checkpoint(folder: Path) -> dict[str, bytes]:
-    """Its files: weights, moments, random numbers, the loop's place; and not the manifest, which
-    has the time."""
-    saved = folder / "checkpoints" / f"step-{STEPS:08d}"
-    files = {str(path.relative_to(saved)): path for path in saved.rglob("*") if path.is_file()}
-    del files["manifest.json"]
-    return {name: path.read_bytes() for name, path in files.items()}
-
-
 def test_ranks_go_back_in_place_and_end_where_a_calm_job_does(tmp_path: Path) -> None:
     """One job has a NaN that passes (the second loss; the third is its second run) and one that
     stays (losses 6 and 7, of step 5, and 8, of each half alone), goes back from it, and has a rank
@@ -69,9 +60,9 @@ def test_ranks_go_back_in_place_and_end_where_a_calm_job_does(tmp_path: Path) ->
     assert "it is left out" in left_out.data["message"]
     assert [row["step"] for row in steps(sick)] == list(range(1, STEPS + 1))
     assert steps(sick) == steps(calm)
-    saved = last_checkpoint(calm)
+    saved = tiny_job.checkpoint_files(calm, STEPS)
     assert any(name.endswith(".distcp") for name in saved)
-    assert last_checkpoint(sick) == saved
+    assert tiny_job.checkpoint_files(sick, STEPS) == saved
 
 
 def test_a_broken_rank_is_named_and_ends_the_job(tmp_path: Path) -> None:
