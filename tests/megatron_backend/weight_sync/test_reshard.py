@@ -35,6 +35,8 @@ PAIRS = [
     ("llama", Layout(pp=2, vpp=2), Layout(tp=2)),
     ("qwen3_moe", Layout(ep=2, dp=2), Layout(dp=2)),
     ("mixtral", Layout(pp=2), Layout(dp=2)),
+    ("qwen2-tied", Layout(cp=2), Layout(tp=2)),
+    ("qwen3_moe", Layout(cp=2, ep=2), Layout(dp=2)),
     ("qwen2-tied", Layout(tp=2, pp=2), Layout(tp=4)),
     ("qwen3_moe", Layout(tp=2, ep=2, dp=2, sequence_parallel=True), Layout(dp=4)),
 ]
