@@ -101,8 +101,16 @@ FOUR_LAYERS = {"num_hidden_layers": 4}
             Layout(dp=2, ep=2),
             [Layout(), Layout(tp=2, sequence_parallel=True), Layout(pp=2, vpp=2)],
         ),
+        ("llama", Layout(pp=2, vpp=2), [Layout(), Layout(tp=2), Layout(cp=2)]),
+        (
+            "qwen3_moe",
+            Layout(tp=2, dp=2, ep=2, sequence_parallel=True),
+            [Layout(), Layout(dp=2, ep=2)],
+        ),
+        # With EP2 each expert has two copies on four data-parallel ranks.
+        ("qwen3_moe", Layout(), [Layout(dp=2, ep=2), Layout(dp=4, ep=2)]),
     ],
-    ids=["dense", "experts"],
+    ids=["dense", "experts", "virtual-stages", "experts-tensor", "experts-whole"],
 )
 def test_d07_a_checkpoint_of_one_layout_is_the_same_under_others(
     ranks: Ranks, tmp_path: Path, name: str, saved: Layout, loaded: list[Layout]
