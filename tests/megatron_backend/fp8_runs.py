@@ -5,6 +5,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from zlib import crc32
 
 import torch
 
@@ -191,3 +192,52 @@ def save_and_go_on(_rank: int, folder: Path) -> tuple[list[float], list[float], 
     load_state(folder, {"": resumed}, same_layout=True)
     losses, again = steps(trainer, rest), steps(resumed, rest)
     return losses, again, _equal(memory(trainer), memory(resumed))
+
+
+def save_own_memory(_rank: int, layout: Layout, name: str, folder: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint of layers that each remember something else; what this rank's do.
+
+    Training would not tell all apart: ranks share the maxima of the experts in the same place.
+    """
+    from megatron_backend.checkpoint.torch_dist import save_state
+
+    trainer = trainer_with(Fp8Spec(recipe="delayed", amax_history=4), layout, name=name)
+    for place, module in linears_of_whole_model(trainer).items():
+        generator = torch.Generator().manual_seed(crc32(place.encode()))
+        module.set_extra_state(torch.rand(5, 3, generator=generator))
+    save_state(folder, {"": trainer})
+    return whole_model_memory(trainer)
+
+
+def load_and_save(
+    _rank: int, layout: Layout, name: str, folder: Path, again: Path
+) -> dict[str, torch.Tensor]:
+    """The checkpoint under another layout, saved again; what this rank's layers remember."""
+    from megatron_backend.checkpoint.torch_dist import load_state, save_state
+
+    trainer = trainer_with(Fp8Spec(recipe="delayed", amax_history=4), layout, name=name)
+    load_state(folder, {"": trainer}, same_layout=False)
+    save_state(again, {"": trainer})
+    return whole_model_memory(trainer)
+
+
+def whole_model_memory(trainer: Any) -> dict[str, torch.Tensor]:
+    """Scales and histories of this rank's layers, by their names in the whole model."""
+    found = linears_of_whole_model(trainer)
+    return {place: module.get_extra_state() for place, module in found.items()}
+
+
+def linears_of_whole_model(trainer: Any) -> dict[str, Any]:
+    """This rank's linear layers; layers and experts are numbered as in the whole model."""
+    found = {}
+    for chunk in trainer.model:
+        for layer in chunk.decoder.layers:
+            for name, module in layer.named_modules():
+                if ".linear_" not in name:
+                    continue
+                head, experts, rest = name.partition(".local_experts.")
+                if experts:
+                    index, _, kind = rest.partition(".")
+                    name = f"{head}.experts.{layer.mlp.local_expert_indices[int(index)]}.{kind}"
+                found[f"{layer.layer_number}.{name}"] = module
+    return found

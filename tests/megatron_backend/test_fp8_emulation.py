@@ -1,16 +1,20 @@
 """Linear layers in 8 bits: the products by hand, the memory of delayed scaling, what stays out."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
+from megatron_backend.checkpoint import contents
 from service.spec import Fp8Spec
 from service.spec.layout import Layout
 from tests.megatron_backend.fp8_runs import (
     evaluate_and_reload,
     layers_in_8_bits,
+    load_and_save,
     save_and_go_on,
+    save_own_memory,
     train_delayed,
     train_padded,
     train_recipes,
@@ -144,6 +148,34 @@ def test_a_resumed_job_remembers_the_maxima(ranks: Ranks, tmp_path: Path) -> Non
     [(losses, again, same)] = ranks.run(Layout(), save_and_go_on, tmp_path)
     assert again == losses
     assert same
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        ("qwen3", Layout(tp=2)),
+        ("qwen3", Layout(pp=2)),
+        ("qwen3_moe", Layout(dp=2, ep=2)),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_one_layout_brings_the_memory_to_others(
+    ranks: Ranks, tmp_path: Path, name: str, saved: Layout
+) -> None:
+    """Into one process and back, each layer's and each expert's own."""
+    first, second, third = (tmp_path / part for part in ("first", "second", "third"))
+    for folder, part in product((first, second, third), (contents.STATE, contents.RANDOM)):
+        (folder / part).mkdir(parents=True)
+    of_ranks = ranks.run(saved, save_own_memory, saved, name, first)
+    expected = {layer: state for memory in of_ranks for layer, state in memory.items()}
+    assert len({tuple(state.flatten().tolist()) for state in expected.values()}) == len(expected)
+    [whole] = ranks.run(Layout(), load_and_save, Layout(), name, first, second)
+    assert whole.keys() == expected.keys()
+    again = ranks.run(saved, load_and_save, saved, name, second, third)
+    for memory in (*of_ranks, whole, *again):
+        for layer, state in memory.items():
+            assert torch.equal(state, expected[layer]), layer
+    assert [memory.keys() for memory in again] == [memory.keys() for memory in of_ranks]
 
 
 def test_the_first_and_last_layers_and_the_router_stay_out(ranks: Ranks) -> None:
