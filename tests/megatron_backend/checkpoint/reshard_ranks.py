@@ -81,6 +81,27 @@ def load_bf16(_rank: int, layout: Layout, folder: Path) -> list[float]:
     return take_steps(trained, 3, 5)
 
 
+def save_loss_scale(_rank: int, layout: Layout, name: str, folder: Path) -> None:
+    """A checkpoint in float16 of a loss scale that was halved, and on its way to grow again."""
+    from megatron_backend.checkpoint.torch_dist import save_state
+
+    trained = trainer(layout, name, dtype=torch.float16)
+    for part in trained.optimizer.chained_optimizers:
+        part.grad_scaler._scale.fill_(2.0**9)
+        part.grad_scaler._growth_tracker = 7
+    save_state(folder, {"": trained})
+
+
+def load_loss_scale(_rank: int, layout: Layout, name: str, folder: Path) -> list[tuple[float, int]]:
+    """Scale and growth of a fresh trainer's optimizers once it has loaded the checkpoint."""
+    from megatron_backend.checkpoint.torch_dist import load_state
+
+    trained = trainer(layout, name, dtype=torch.float16)
+    load_state(folder, {"": trained}, same_layout=False)
+    scalers = [part.grad_scaler for part in trained.optimizer.chained_optimizers]
+    return [(scaler.scale.item(), scaler._growth_tracker) for scaler in scalers]
+
+
 def save(_rank: int, layout: Layout, name: str, folder: Path, out: Path) -> list[float]:
     """Three steps, a checkpoint, and two steps more; the last two losses."""
     from megatron_backend.checkpoint.torch_dist import save_state

@@ -181,6 +181,26 @@ def test_bfloat16_goes_on_from_its_fp32_weights(ranks: Ranks, tmp_path: Path) ->
     assert split == pytest.approx(expected, rel=1e-2)
 
 
+# Experts that are spread over ranks have an optimizer of their own, and its scale.
+@pytest.mark.parametrize(
+    ("name", "saved", "other"),
+    [
+        ("qwen2-tied", Layout(), Layout(tp=2)),
+        ("qwen3_moe", Layout(dp=2, ep=2), Layout()),
+        ("qwen3_moe", Layout(), Layout(dp=2, ep=2)),
+    ],
+    ids=str,
+)
+def test_float16_goes_on_from_its_loss_scale(
+    ranks: Ranks, tmp_path: Path, name: str, saved: Layout, other: Layout
+) -> None:
+    checkpoint = staged(tmp_path)
+    ranks.run(saved, reshard_ranks.save_loss_scale, saved, name, checkpoint)
+    for layout in (saved, other):
+        for found in ranks.run(layout, reshard_ranks.load_loss_scale, layout, name, checkpoint):
+            assert set(found) == {(2.0**9, 7)}, layout
+
+
 def test_only_the_weights(ranks: Ranks, tmp_path: Path) -> None:
     checkpoint = staged(tmp_path)
     saved = Layout(dp=2)
