@@ -28,9 +28,11 @@ UNEVEN = {"num_hidden_layers": 7}
 CHUNKS = {"num_hidden_layers": 4}
 WIDE = {"vocab_size": 50_257, "num_hidden_layers": 2}
 FEW_KV_HEADS = {"num_key_value_heads": 1}
-# With one row a micro-batch, balance is asked for in the same micro-batches in every layout.
+# With one row a micro-batch, balance is asked for in the same micro-batches in every layout. With
+# all rows packed in one, it is where there is no data parallelism.
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
 ROW_BY_ROW = {"packing": False, "micro_batch_size": 1}
+ALL_ROWS = {"micro_batch_size": 6}
 
 
 def cases(*names: str) -> list[Case]:
@@ -70,6 +72,13 @@ CASES = {
             algorithm=SftSpec(),
             sizes=BALANCED,
             options=ROW_BY_ROW,
+        ),
+        Case(
+            name="balanced-packed",
+            model="mixtral",
+            algorithm=SftSpec(),
+            sizes=BALANCED,
+            options=ALL_ROWS,
         ),
         Case(name="unbalanced", model="mixtral", algorithm=SftSpec(), options=ROW_BY_ROW),
         *(
@@ -115,6 +124,8 @@ TWO_RANKS = [
             "untied",
             "wide-tied",
             "experts",
+            "balanced",
+            "balanced-packed",
             *UNEVEN_VALUES,
             "values-experts",
         ],
@@ -125,10 +136,13 @@ TWO_RANKS = [
         Layout(tp=2, sequence_parallel=True),
         ["packed", "padded", "untied", "few-kv", "experts", "balanced", *VALUES, "values-experts"],
     ),
-    (Layout(cp=2), ["packed", "padded", "untied", "experts-padded", *VALUES]),
+    (
+        Layout(cp=2),
+        ["packed", "padded", "untied", "experts-padded", "balanced", "balanced-packed", *VALUES],
+    ),
     (Layout(pp=2, vpp=2), ["chunks", "chunks-padded", "values-chunks"]),
     (Layout(dp=2, ep=2), ["experts", "experts-padded", "balanced", "values-experts"]),
-    (Layout(cp=2, ep=2), ["experts"]),
+    (Layout(cp=2, ep=2), ["experts", "balanced"]),
 ]
 FOUR_RANKS = [
     (Layout(tp=2, pp=2), ["uneven", "uneven-padded", "values-uneven-padded"]),
