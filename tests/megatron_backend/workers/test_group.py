@@ -85,6 +85,17 @@ with ray_session(3, gpus=0):
     print("kept", [rank for rank in range(3) if group.pids[rank] == pids[rank]])
     print("same" if [step(), step()] == first else "other")
 
+    # A rank that dies while another is frozen, which cannot be woken and so is replaced too.
+    os.kill(group.pids[2], signal.SIGSTOP)
+    os.kill(group.pids[1], signal.SIGKILL)
+    error = failure()
+    print(type(error).__name__, error.ranks)
+    pids = list(group.pids)
+    group.replace(error.ranks)
+    group.setup(job.context)
+    print("kept", [rank for rank in range(3) if group.pids[rank] == pids[rank]])
+    print("same" if [step(), step()] == first else "other")
+
     # A save that takes three times as long as a step may: it has a limit of its own.
     staged = Path(sys.argv[1]) / "staged"
     for name in (contents.STATE, contents.RANDOM):
@@ -134,6 +145,9 @@ def test_d21_ranks_that_die_or_hang_are_found_and_replaced(tmp_path: Path) -> No
         "RanksHung (2,) True",
         "others wait: 2",
         "kept [0, 1]",
+        "same",
+        "WorkerLost (1,)",
+        "kept [0]",
         "same",
         "saved [None, None, None]",
     ]
