@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 USER = 10001
 ENDS_WITHIN_SECONDS = 5.0
+PORT = 8000
 KEY = "planish_" + "k" * 32
 ROW = '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n'
 SFT = {
@@ -62,7 +63,7 @@ def serving(engine: Engine, service_image: str, volume: Path) -> Iterator[Contai
     variables = {
         "PLANISH_BOOTSTRAP_KEY": KEY,
         # For the commands that tests run beside it.
-        "PLANISH_URL": "http://127.0.0.1:8000",
+        "PLANISH_URL": f"http://127.0.0.1:{PORT}",
         "PLANISH_API_KEY": KEY,
     }
     given = (f"--env={name}={value}" for name, value in variables.items())
@@ -89,13 +90,24 @@ def wait_until_ready(service: Container) -> None:
         "import time, urllib.error, urllib.request\n"
         "for _ in range(600):\n"
         "    try:\n"
-        "        urllib.request.urlopen('http://127.0.0.1:8000/readyz'); break\n"
+        f"        urllib.request.urlopen('http://127.0.0.1:{PORT}/readyz'); break\n"
         "    except urllib.error.HTTPError as error:\n"
         "        last = error.read().decode(); time.sleep(0.2)\n"
         "else:\n"
         "    raise SystemExit(last)\n"
     )
     service.run("python", "-c", code)
+
+
+def connections(service: Container) -> int:
+    """How many clients the service has now."""
+    lines = Path(f"/proc/{service.state('Pid')}/net/tcp").read_text().splitlines()[1:]
+    sockets = [line.split() for line in lines]
+    established = "01"
+    return sum(
+        local.endswith(f":{PORT:04X}") and state == established
+        for _, local, _, state, *_ in sockets
+    )
 
 
 def test_its_process_has_no_rights(service: Container) -> None:
@@ -138,11 +150,15 @@ def test_it_ends_soon_though_somebody_watches(
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            wait_until(lambda: f"{job}/logs" in service.logs(), "somebody watches", 60)
-            seconds = service.seconds_to_end(limit=30)
-            engine.podman("wait", service.name)
-            assert service.state("ExitCode") == "0"
-            watching.wait(timeout=60)
+            try:
+                wait_until(lambda: connections(service) > 0, "somebody watches", 60)
+                seconds = service.seconds_to_end(limit=30)
+                engine.podman("wait", service.name)
+                assert service.state("ExitCode") == "0"
+                watching.wait(timeout=60)
+            finally:
+                watching.kill()
+                watching.wait()
             return seconds
 
     assert soonest_end(life, limit=ENDS_WITHIN_SECONDS) < ENDS_WITHIN_SECONDS
