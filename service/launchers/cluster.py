@@ -64,3 +64,13 @@ class RemoteCluster(ClusterConfig):
     """GPUs of each machine; null where that is not known."""
     compute_capability: tuple[int, int] | None = None
     """CUDA compute capability of the oldest GPU, as [9, 0]; null where that is not known."""
+
+
+class RemoteLauncher:
+    """What a launcher says of a remote cluster is what the operator says; see `Launcher`."""
+
+    def __init__(self, cluster: RemoteCluster) -> None:
+        self.capacity = cluster.max_jobs
+        self.nodes = cluster.nodes
+        self.gpus_per_node = cluster.gpus_per_node
+        self.compute_capability = cluster.compute_capability

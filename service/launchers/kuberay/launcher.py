@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.launchers.cluster import Site
+from service.launchers.cluster import RemoteLauncher, Site
 from service.launchers.kuberay import names
 from service.launchers.kuberay.client import CONFLICT, NOT_FOUND, Api, Refused
 from service.launchers.kuberay.config import KubeRayCluster
@@ -48,7 +48,7 @@ _KILL_SECONDS = 1
 """A pod's grace when it is killed. With 0 the server would forget it before its processes end."""
 
 
-class KubeRayLauncher:
+class KubeRayLauncher(RemoteLauncher):
     """Launches in one namespace of one Kubernetes cluster."""
 
     def __init__(self, cluster: KubeRayCluster, site: Site) -> None:
@@ -58,10 +58,7 @@ class KubeRayLauncher:
             cluster: what the operator says about it.
             site: what the launcher gets to know of the service.
         """
-        self.capacity = cluster.max_jobs
-        self.nodes = cluster.nodes
-        self.gpus_per_node = cluster.gpus_per_node
-        self.compute_capability = cluster.compute_capability
+        super().__init__(cluster)
         self.poll_seconds = cluster.poll_seconds
         self._cluster = cluster
         self._site = site

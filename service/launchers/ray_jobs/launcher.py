@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from service.jobs.folder import JobFolder
-from service.launchers.cluster import Site
+from service.launchers.cluster import RemoteLauncher, Site
 from service.launchers.protocol import (
     LauncherUnavailable,
     LaunchRequest,
@@ -31,7 +31,7 @@ from service.validation.problems import FieldProblem
 _PREFIX = "planish-"
 
 
-class RayJobsLauncher:
+class RayJobsLauncher(RemoteLauncher):
     """Launches in one Ray cluster."""
 
     def __init__(self, cluster: RayJobsCluster, site: Site, *, client: RayJobsClient) -> None:
@@ -42,10 +42,7 @@ class RayJobsLauncher:
             site: what the launcher gets to know of the service.
             client: asks the cluster; closed with the launcher.
         """
-        self.capacity = cluster.max_jobs
-        self.nodes = cluster.nodes
-        self.gpus_per_node = cluster.gpus_per_node
-        self.compute_capability = cluster.compute_capability
+        super().__init__(cluster)
         self.poll_seconds = cluster.poll_seconds
         self._cluster = cluster
         self._site = site

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from service.launchers.cluster import RemoteLauncher
 from service.launchers.protocol import (
     LaunchError,
     LauncherUnavailable,
@@ -57,7 +58,7 @@ def _tunnel(cluster: SlurmCluster) -> Tunnel:
     return NemoRunTunnel(cluster.tunnel, seconds=cluster.command_seconds, variables=variables)
 
 
-class SlurmLauncher:
+class SlurmLauncher(RemoteLauncher):
     """Launches on one SLURM cluster."""
 
     def __init__(
@@ -78,10 +79,7 @@ class SlurmLauncher:
             client: SLURM's commands.
             tunnel: their way there, which is closed with the launcher.
         """
-        self.capacity = cluster.max_jobs
-        self.nodes = cluster.nodes
-        self.gpus_per_node = cluster.gpus_per_node
-        self.compute_capability = cluster.compute_capability
+        super().__init__(cluster)
         self.poll_seconds = cluster.poll_seconds
         self._cluster = cluster
         self._jobs_dir = jobs_dir.resolve()

@@ -5,7 +5,7 @@ import sysconfig
 
 import pytest
 
-from tests.cluster.image.engine import RESTRICTED, Engine, soonest_end
+from tests.cluster.image.engine import RESTRICTED, Engine, assert_ends_soon
 
 # A build takes minutes on a busy machine.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -15,7 +15,6 @@ HEAD = (
     "ray start --head --block --num-cpus=1 --include-dashboard=false --disable-usage-stats "
     "--object-store-memory=80000000 --port=6379"
 )
-ENDS_WITHIN_SECONDS = 5.0
 WAIT = """
 import socket, time
 for _ in range(600):
@@ -55,8 +54,7 @@ def test_the_driver_starts_with_the_image_s_code(engine: Engine, worker_image: s
 
 def test_ray_s_head_runs_ranks_and_ends_soon(engine: Engine, worker_image: str) -> None:
     """Ray alone waits three seconds for some of its dozen processes, whatever they do."""
-    limit = ENDS_WITHIN_SECONDS
-    assert soonest_end(lambda: _life_of_a_head(engine, worker_image), limit=limit) < limit
+    assert_ends_soon(lambda: _life_of_a_head(engine, worker_image))
 
 
 def _life_of_a_head(engine: Engine, worker_image: str) -> float:
@@ -88,7 +86,7 @@ def test_process_1_passes_signals_on(engine: Engine, worker_image: str) -> None:
             assert container.state("ExitCode") == "143"
             return seconds
 
-    assert soonest_end(life, limit=ENDS_WITHIN_SECONDS) < ENDS_WITHIN_SECONDS
+    assert_ends_soon(life)
 
 
 def test_its_python_is_the_mounted_environment_s(engine: Engine, worker_image: str) -> None:

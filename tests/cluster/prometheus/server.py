@@ -46,6 +46,10 @@ class Prometheus:
             details=lambda: f"it is {self.value(expression)}",
         )
 
+    def wait_until_gone(self, labels: str) -> None:
+        """Until no series has these labels, after a scrape of the service that went well."""
+        self.wait_for_value(f'absent({{{labels}}}) and on() (up{{job="planish"}} == 1)', 1)
+
     def rules(self) -> list[dict[str, Any]]:
         """Every rule that is loaded, with its health and its alerts."""
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]

@@ -72,7 +72,7 @@ def test_prometheus_sees_what_the_job_did(
     server.wait_for_value(f"planish_checkpoints_total{here}", STEPS / SAVE_EVERY)
     server.wait_for_value('planish_step_phase_seconds_count{phase="update"}', STEPS)
     server.wait_for_value('planish_jobs_finished_total{state="SUCCEEDED", cluster="local"}', 1)
-    wait_until(lambda: server.value(f'count({{job_id="{job}"}})') is None, "its series end", 60)
+    server.wait_until_gone(f'job_id="{job}"')
     assert server.firing() == {}
 
 

@@ -187,7 +187,5 @@ def test_h01_series_end_with_their_job(
     wait_until(lambda: (server.value(mine) or 0) > 20, "its series are there", 60)
     service.http.post(f"/v1/jobs/{name}/cancel")
     service.wait_for(name, JobState.CANCELLED)
-    # Of a scrape that went well.
-    left = f'{mine} or on() (up{{job="planish"}} == 1)'
-    wait_until(lambda: server.value(mine) is None and server.value(left) == 1, "none is left", 60)
+    server.wait_until_gone(f'job_id="{name}"')
     assert name not in service.anonymous.get("/metrics").text
