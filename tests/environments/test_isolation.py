@@ -80,7 +80,7 @@ def test_c03_a_call_that_hangs_ends_at_its_deadline(isolation: Isolation, functi
     started = time.monotonic()
     with pytest.raises(CallTimeout, match=r"no result after 0\.5 s"):
         isolation.call(function, 99, timeout_seconds=0.5)
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 3.0
     assert isolation.call("double", 1, timeout_seconds=10) == 2
 
 
@@ -92,9 +92,8 @@ async def test_c03_sixty_four_that_hang_delay_nobody(isolation: Isolation) -> No
             await isolation.call_async("power", 99, timeout_seconds=2)
         return time.monotonic() - started
 
-    # Two seconds are the deadline; a machine that has other work as well may need some more. One
-    # after the other they would take 128.
-    assert max(await asyncio.gather(*(hang() for _ in range(64)))) < 20.0
+    # Two seconds are the deadline; a machine that has other work as well may need some more.
+    assert max(await asyncio.gather(*(hang() for _ in range(64)))) < 6.0
     assert await isolation.call_async("double", 1, timeout_seconds=10) == 2
 
 

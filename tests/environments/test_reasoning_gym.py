@@ -246,15 +246,14 @@ async def test_c10_no_code_runs(tmp_path: Path) -> None:
 async def test_c03_a_power_tower_is_unscorable_in_time() -> None:
     settings = {"scoring_timeout_seconds": 1.0}
     environment, items = draw("countdown", 1, **settings)
-    assert (await play(environment, {}, items[0], items[0]["answer"])).reward == 1.0
+    assert (await play(environment, settings, items[0], items[0]["answer"])).reward == 1.0
     started = time.monotonic()
     tower = "(5**(5**(5**(5**5))-4)-5)/16"
     results = await asyncio.gather(
         *(play(environment, settings, items[0], tower) for _ in range(64))
     )
-    # One second for the deadline; the rest is for a machine that has other work as well. One after
-    # the other they would take 64.
-    assert time.monotonic() - started < 20.0
+    # One second for the deadline; the rest is for a machine that has other work as well.
+    assert time.monotonic() - started < 5.0
     assert {result.reward for result in results} == {None}
     assert all(result.info["reason"].startswith("timeout") for result in results)
     assert (await play(environment, {}, items[0], items[0]["answer"])).reward == 1.0

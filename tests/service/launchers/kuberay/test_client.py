@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -88,12 +89,13 @@ def test_a_look_that_is_forbidden_says_nothing_either(tmp_path: Path) -> None:
 
 
 def test_every_call_has_a_time_limit(tmp_path: Path) -> None:
-    """The server never answers: without a limit this would not end."""
-    with (
-        api(tmp_path, Answer({}), held=threading.Event(), limit=0.5) as (client, _),
-        pytest.raises(LauncherUnavailable, match="does not answer"),
-    ):
-        client.get_rayjob("x")
+    """The server never answers; the client asks once, and says so after half a second."""
+    with api(tmp_path, Answer({}), held=threading.Event(), limit=0.5) as (client, server):
+        begun = time.monotonic()
+        with pytest.raises(LauncherUnavailable, match="does not answer"):
+            client.get_rayjob("x")
+        assert time.monotonic() - begun < 1.9
+        assert len(server.asked) == 1
 
 
 def test_a_server_that_is_away_and_a_config_that_is_missing_say_so(tmp_path: Path) -> None:
