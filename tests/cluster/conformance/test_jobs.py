@@ -30,7 +30,9 @@ def trial(service: Service) -> Trial:
 
 def assert_went_on(service: Service, trial: Trial, job: Job, reasons: set[Reason]) -> None:
     """Two attempts, the first ended by one of `reasons`; each driver ran once, nothing is lost."""
-    first, second = service.store.attempts.of_job(job.id)
+    attempts = service.store.attempts.of_job(job.id)
+    assert len(attempts) == 2, [(attempt.reason, attempt.message) for attempt in attempts]
+    first, second = attempts
     assert first.reason in reasons, first.message
     assert second.reason is None
     assert trial.starts(job.id) == ["1", "2"]
